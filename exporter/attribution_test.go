@@ -1,198 +1,261 @@
-package exporter
+package exporter_test
 
 import (
-	"errors"
+	"context"
 	"fmt"
-	"math"
+	"maps"
 	"math/rand/v2"
-	"slices"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/health"
+	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
-// counterReading returns a reading at Allocate with the energy of GPU-0.
-func counterReading(joules float64) device.Reading {
-	return device.Reading{GPU: "GPU-0", Samples: []device.Sample{
-		{Device: "GPU-0", Metric: powerRow, Value: 1}, {Device: "GPU-1", Metric: energyRow, Value: 2}, {Device: "GPU-0", Metric: energyRow, Value: joules},
-	}}
+// energySeries matches the energy of GPU-0.
+var energySeries = regexp.MustCompile(`nvidia_gpu_energy_joules_total{.*pod="(\w*)",uuid="GPU-0"} (\S+)`)
+
+// scrapeEnergy returns the counter of GPU-0, and the pod.
+func scrapeEnergy(t *testing.T, h http.Handler) (pod string, joules float64) {
+	t.Helper()
+	text := scrape(t, h)
+	found := energySeries.FindStringSubmatch(text)
+	if found == nil {
+		t.Fatalf("no energy in\n%s", text)
+	}
+	joules, err := strconv.ParseFloat(found[2], 64)
+	require.NoError(t, err)
+	return found[1], joules
 }
 
-// TestAttributionSums checks on random histories of a device that all owners' counters and the pending energy sum up to the increase of the
-// device's counter. No counter falls, and late, reordered or failed readings at Allocate lose nothing.
-func TestAttributionSums(t *testing.T) {
-	type allocate struct {
-		event uint64
-		raw   float64 // at Allocate
-	}
-	for seed := range uint64(500) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		l := newAttribution(testMetrics)
-		ids := []device.ID{"GPU-0"}
-		d := l.countersOf("GPU-0")
-		raw := r.Float64() * 1e6
-		l.add("GPU-0", energyRow, raw, device.Unallocated, device.Owner{})
-		begin, before := raw, 0.0 // value at the first reading, and increase before the driver was reloaded
-		shown := map[device.Owner]float64{}
-		var allocates []allocate
-		for range 200 {
-			state := device.AllocationState(r.IntN(5))
-			owner := device.Owner{}
-			if state == device.Allocated {
-				owner.Pod = string(rune('a' + r.IntN(3)))
+// TestEnergySumsUp checks on random histories of a GPU that the counters of all pods sum up to the increase of the GPU's counter, and that no
+// counter falls. Readings at Allocate are late, reordered or fail; the kubelet is slow or does not respond, and the driver is reloaded.
+func TestEnergySumsUp(t *testing.T) {
+	for seed := range uint64(100) {
+		bubble.Test(t, func(t *testing.T) {
+			var mu sync.Mutex
+			r := rand.New(rand.NewPCG(seed, 1)) // guarded by mu
+			random := func(n int) int {
+				mu.Lock()
+				defer mu.Unlock()
+				return r.IntN(n)
 			}
-			last := d.counters[0].lastRaw
-			if r.IntN(3) > 0 {
-				l.beginCollection()
-			}
-			switch event := r.IntN(20); {
-			case event == 0 && last > 10 && len(allocates) == 0: // the driver is reloaded
-				before += last - begin
-				begin, last, raw = 0, 0, r.Float64()*10
-				l.beginCollection()
-			case event < 5:
-				allocates = append(allocates, allocate{l.beginAllocate(ids), raw})
-			case event < 10 && len(allocates) > 0:
-				i := r.IntN(len(allocates))
-				reading := counterReading(allocates[i].raw + r.Float64()*(raw-allocates[i].raw))
-				if r.IntN(4) == 0 {
-					reading = device.Reading{Err: errors.New("stalled")}
+			d := newScrapeFixture(1)
+			d.onList = func(context.Context) { time.Sleep(time.Duration(random(300)) * time.Millisecond) }
+			d.onReadOne = func(reading *health.Reading) {
+				time.Sleep(time.Duration(random(900)) * time.Millisecond)
+				if random(4) == 0 {
+					reading.Err = device.ErrStalled
 				}
-				l.addAllocateReading(allocates[i].event, ids, reading)
-				allocates = slices.Delete(allocates, i, i+1)
-			default:
-				raw += r.Float64() * 100
 			}
-			got := l.add("GPU-0", energyRow, raw, state, owner)
-			if got < shown[owner] {
-				t.Fatalf("seed %d: counter of %q fell from %f to %f", seed, owner.Pod, shown[owner], got)
+			e := exporter.New(d.sources(), exporter.Options{})
+			h := e.Handler(handlerOptions())
+			total, counters := 0.0, map[string]float64{}
+			check := func() {
+				pod, joules := scrapeEnergy(t, h)
+				if joules < counters[pod] {
+					t.Fatalf("seed %d: counter of %q fell from %f to %f", seed, pod, counters[pod], joules)
+				}
+				counters[pod] = joules
 			}
-			shown[owner] = got
-			if d.counters[0].lastRaw < last {
-				t.Fatalf("seed %d: a reading of %f J was added after one of %f J", seed, d.counters[0].lastRaw, last)
+			d.addEnergy("GPU-0", 1000) // before the start
+			check()
+			for range 60 {
+				time.Sleep(time.Duration(random(1200)) * time.Millisecond)
+				switch event := random(12); {
+				case event == 0: // the driver is reloaded between two collections
+					e.Drain()
+					for range 2 {
+						d.allocate(fmt.Sprintf("GPU-0=n/p%d/c", random(3)))
+						check()
+						d.addEnergy("GPU-0", -d.joules["GPU-0"])
+					}
+				case event == 1:
+					d.setAllocations(allocation.Snapshot{}) // the kubelet is absent
+				case event < 4:
+					d.allocate()
+				case event < 6:
+					allocateOnNode(e, d, "GPU-0", "GPU-0=")
+				case event < 9:
+					d.allocate(fmt.Sprintf("GPU-0=n/p%d/c", random(3)))
+				default:
+					check()
+				}
+				joules := float64(random(100))
+				d.addEnergy("GPU-0", joules)
+				total += joules
 			}
-			sum := d.counters[0].pending + d.unattributed.sums[0]
-			for _, a := range d.owners {
-				sum += a.sums[0]
+			e.Drain()
+			d.allocate("GPU-0=n/p0/c")
+			check() // ends the previous share
+			for _, row := range []string{"GPU-0=n/p0/c", "GPU-0=n/p1/c", "GPU-0=n/p2/c", "GPU-0::0=n/p0/c GPU-0::1=n/p1/c"} {
+				d.allocate(strings.Fields(row)...)
+				check()
 			}
-			if want := before + d.counters[0].lastRaw - begin; math.Abs(sum-want) > 1e-6 {
-				t.Fatalf("seed %d: sum of the counters: got %f, want %f", seed, sum, want)
+			sum := 0.0
+			for joules := range maps.Values(counters) {
+				sum += joules
 			}
+			if sum != total {
+				t.Fatalf("seed %d: sum of %v: got %f, want %f", seed, counters, sum, total)
+			}
+		})
+	}
+}
+
+// energyNode is a GPU whose counter has values of the test.
+type energyNode struct {
+	*scrapeFixture
+	t       *testing.T
+	e       *exporter.Exporter
+	h       http.Handler
+	readErr error         // of the readings at Allocate
+	late    chan struct{} // if not nil, these readings end when it is closed
+}
+
+func newEnergyNode(t *testing.T) *energyNode {
+	n := &energyNode{scrapeFixture: newScrapeFixture(2), t: t}
+	n.onReadOne = func(r *health.Reading) {
+		r.Err = n.readErr
+		if late := n.late; late != nil {
+			<-late
 		}
 	}
+	n.e = exporter.New(n.sources(), exporter.Options{})
+	n.h = n.e.Handler(handlerOptions())
+	return n
+}
+
+// collect makes a collection at a value of the counter, of devices with these owners.
+func (n *energyNode) collect(joules float64, owners, want string) {
+	n.t.Helper()
+	n.addEnergy("GPU-0", joules-n.joules["GPU-0"])
+	if owners == "unknown" {
+		n.setAllocations(allocation.Snapshot{})
+	} else {
+		n.allocate(strings.Fields(owners)...)
+	}
+	if text := expand("energy_joules_total GPU-0 " + want); !strings.Contains(scrape(n.t, n.h), text+"\n") {
+		n.t.Errorf("at %v J: missing %s", joules, text)
+	}
+}
+
+// beginAllocate is an Allocate at a value of the counter.
+func (n *energyNode) beginAllocate(id device.ID, joules float64) {
+	n.addEnergy("GPU-0", joules-n.joules["GPU-0"])
+	n.e.BeginAllocate(id)()
+	synctest.Wait()
+}
+
+// beginLateAllocate is an Allocate whose reading ends with the returned function.
+func (n *energyNode) beginLateAllocate(joules float64) (end func()) {
+	late := make(chan struct{})
+	n.late = late
+	n.beginAllocate("GPU-0", joules)
+	n.late = nil
+	return func() {
+		close(late)
+		synctest.Wait()
+	}
+}
+
+const podA, podB, podC = "GPU-0=n/a/c", "GPU-0=n/b/c", "GPU-0=n/c/c"
+
+func TestEnergyIsAttributedToOwner(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		n := newEnergyNode(t)
+		n.collect(5000, "", "- 0")         // energy from before the start is not counted
+		n.collect(5001, podA, "n/a/c 0")   // a counter starts at 0
+		n.collect(5101, podA, "n/a/c 100") // then the counter grows by the increase
+		n.collect(5111, "", "- 1")         // the rest is the pod's
+		n.collect(5111, "GPU-0=", "- 1")   // Allocate
+		n.collect(5151, "GPU-0=", "- 1")   // pending until the owner is known
+		n.collect(5153, podB, "n/b/c 42")  // then attributed to this owner
+		n.collect(5653, podB, "n/b/c 542")
+		assertAbsent(t, scrape(t, n.h), `pod="a"`) // the series of pod a has ended
+		n.collect(5653, podA, "n/a/c 110")         // the counter continues with the pod
+	})
 }
 
 // TestLateAllocateReading covers readings at Allocate that arrive after later collections or readings.
 func TestLateAllocateReading(t *testing.T) {
-	l := newAttribution(testMetrics)
-	ids := []device.ID{"GPU-0"}
-	a, b, c := device.Owner{Pod: "a"}, device.Owner{Pod: "b"}, device.Owner{Pod: "c"}
-	collect := func(raw float64, state device.AllocationState, owner device.Owner, want float64) {
-		t.Helper()
-		l.beginCollection()
-		if sum := l.add("GPU-0", energyRow, raw, state, owner); sum != want {
-			t.Errorf("at %v J: counter of %q: got %v J, want %v", raw, owner.Pod, sum, want)
-		}
-	}
-	collect(100, device.Allocated, a, 0)
-	ofB := l.beginAllocate(ids)
-	collect(130, device.AllocatedOwnerUnknown, device.Owner{}, 0)
-	collect(150, device.Allocated, b, 20)
-	l.addAllocateReading(ofB, ids, counterReading(110)) // before the collections
-	collect(170, device.Allocated, b, 40)
-	rejected, ofC := l.beginAllocate(ids), l.beginAllocate(ids)
-	l.addAllocateReading(ofC, ids, counterReading(200))
-	l.addAllocateReading(rejected, ids, counterReading(190))
-	collect(210, device.Allocated, c, 10)
-	collect(210, device.Allocated, b, 70)
-	collect(210, device.Allocated, a, 30)
+	bubble.Test(t, func(t *testing.T) {
+		n := newEnergyNode(t)
+		n.collect(100, podA, "n/a/c 0")
+		endOfB := n.beginLateAllocate(110)
+		n.collect(130, "GPU-0=", "- 0")
+		n.collect(150, podB, "n/b/c 20")
+		endOfB() // read before the collections
+		n.collect(170, podB, "n/b/c 40")
+		endOfRejected, endOfC := n.beginLateAllocate(190), n.beginLateAllocate(200)
+		endOfC()
+		endOfRejected()
+		n.collect(210, podC, "n/c/c 10")
+		n.collect(210, podB, "n/b/c 70")
+		n.collect(210, podA, "n/a/c 30")
+	})
 }
 
-// TestAttributionIsBounded checks that a device keeps the counters of eight owners. A recent owner's counter continues after a return, any
-// other restarts at 0.
-func TestAttributionIsBounded(t *testing.T) {
-	l := newAttribution(testMetrics)
-	raw := 100.0
-	l.add("GPU-0", energyRow, raw, device.Unallocated, device.Owner{})
-	pod := func(n int) device.Owner { return device.Owner{Namespace: "n", Pod: fmt.Sprint(n), Container: "c"} }
-	const pods = 3600
-	for n := range pods {
-		l.add("GPU-0", energyRow, raw, device.Allocated, pod(n))
-		raw += 10
-		l.add("GPU-0", energyRow, raw, device.Unallocated, device.Owner{})
-		raw++
-	}
-	d := l.devices["GPU-0"]
-	if len(l.devices) != 1 || len(d.owners) != maxOwners || cap(d.owners) > 2*maxOwners {
-		t.Errorf("got %d counters of %d devices, want %d of one", len(d.owners), len(l.devices), maxOwners)
-	}
-	if got := l.add("GPU-0", energyRow, raw, device.Allocated, pod(pods-maxOwners)); got != 10 {
-		t.Errorf("counter of the returned eighth last pod: got %v J, want 10", got)
-	}
-	if got := l.add("GPU-0", energyRow, raw, device.Allocated, pod(0)); got != 0 {
-		t.Errorf("counter of the returned first pod: got %v J, want 0", got)
-	}
-	if got := l.add("GPU-0", energyRow, raw, device.Unallocated, device.Owner{}); got != pods {
-		t.Errorf("counter without owner: got %v J, want %d", got, pods)
-	}
-}
-
-// TestNewOwnerGetsNoEarlierIncrease covers a pod that is rejected after Allocate, or ends, without ever being listed: the next
-// owner does not get the earlier increase.
+// TestNewOwnerGetsNoEarlierIncrease covers a pod that is rejected after Allocate, or ends, without ever being listed.
 func TestNewOwnerGetsNoEarlierIncrease(t *testing.T) {
-	l := newAttribution(testMetrics)
-	add := func(raw float64, state device.AllocationState, owner device.Owner, want float64) {
-		t.Helper()
-		l.beginCollection()
-		if sum := l.add("GPU-0", energyRow, raw, state, owner); sum != want {
-			t.Errorf("at %v J: counter of %q: got %v J, want %v", raw, owner.Pod, sum, want)
-		}
-	}
-	allocate := func(id device.ID, r device.Reading) {
-		l.addAllocateReading(l.beginAllocate([]device.ID{id}), []device.ID{id}, r)
-	}
-	noOwner, second := device.Owner{}, device.Owner{Pod: "second"}
-	add(100, device.Unallocated, noOwner, 0)
-	allocate("GPU-0", counterReading(110))
-	add(110, device.AllocatedOwnerUnknown, noOwner, 10) // the first owner, never listed
-	allocate("GPU-1", counterReading(200))
-	add(210, device.AllocatedOwnerUnknown, noOwner, 10) // another device was allocated
-	allocate("GPU-0", counterReading(300))
-	add(310, device.AllocatedOwnerUnknown, noOwner, 200)
-	add(330, device.AllocatedOwnerUnknown, noOwner, 200)
-	add(340, device.Allocated, second, 40)
-	add(350, device.Unallocated, noOwner, 200)
-	allocate("GPU-0", counterReading(360))
-	add(400, device.Allocated, second, 90) // only the energy since its Allocate
-	allocate("GPU-0", counterReading(410))
-	allocate("GPU-0", device.Reading{Err: errors.New("stalled")})
-	add(500, device.Allocated, second, 100) // includes the pending energy
-	add(510, device.Unallocated, noOwner, 300)
+	bubble.Test(t, func(t *testing.T) {
+		n := newEnergyNode(t)
+		n.collect(100, "", "- 0")
+		n.beginAllocate("GPU-0", 110)
+		n.collect(110, "GPU-0=", "- 10") // the first owner, never listed
+		n.beginAllocate("GPU-1", 200)
+		n.collect(210, "GPU-0=", "- 10") // another device was allocated
+		n.beginAllocate("GPU-0", 300)
+		n.collect(310, "GPU-0=", "- 200")
+		n.collect(330, "GPU-0=", "- 200")
+		n.collect(340, podB, "n/b/c 40")
+		n.collect(350, "", "- 200")
+		n.beginAllocate("GPU-0", 360)
+		n.collect(400, podB, "n/b/c 90") // only the energy since its Allocate
+		n.beginAllocate("GPU-0", 410)
+		n.readErr = device.ErrStalled
+		n.beginAllocate("GPU-0", 420)
+		n.collect(500, podB, "n/b/c 100")
+		n.collect(510, "", "- 300")
+	})
 }
 
-// TestAttributionWithUnknownOwner checks that the increase while the owner is unknown counts once, without labels, and that no counter
-// falls afterwards.
-func TestAttributionWithUnknownOwner(t *testing.T) {
-	l := newAttribution(testMetrics)
-	noOwner, train := device.Owner{}, device.Owner{Namespace: "n", Pod: "train", Container: "c"}
-	for _, step := range []struct {
-		raw   float64
-		state device.AllocationState
-		owner device.Owner
-		want  float64
-	}{
-		{1000, device.AllocationUnknown, noOwner, 0},
-		{1300, device.AllocationUnknown, noOwner, 300},
-		{1500, device.Allocated, train, 0},
-		{1700, device.Allocated, train, 200},
-		{1800, device.AllocationUnknown, noOwner, 500},
-		{1900, device.Allocated, train, 300},
-	} {
-		if got := l.add("GPU-0", energyRow, step.raw, step.state, step.owner); got != step.want {
-			t.Errorf("at %v J: counter of %q: got %v J, want %v", step.raw, step.owner.Pod, got, step.want)
+// TestEnergyWithUnknownOwner checks that the increase while the owner is unknown counts once, without labels.
+func TestEnergyWithUnknownOwner(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		n := newEnergyNode(t)
+		n.collect(1000, "unknown", "- 0")
+		n.collect(1300, "unknown", "- 300")
+		n.collect(1500, podA, "n/a/c 0")
+		n.collect(1700, podA, "n/a/c 200")
+		n.collect(1800, "unknown", "- 500")
+		n.collect(1900, podA, "n/a/c 300")
+		n.collect(1900, "", "- 600")
+	})
+}
+
+// TestEnergyOfManyPods checks that the counters of the last eight pods continue after a return; others restart at 0.
+func TestEnergyOfManyPods(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		n := newEnergyNode(t)
+		n.collect(0, "", "- 0")
+		const pods = 20
+		for i := range pods {
+			n.collect(float64(11*i), fmt.Sprintf("GPU-0=n/%d/c", i), fmt.Sprintf("n/%d/c 0", i))
+			n.collect(float64(11*i+10), "", fmt.Sprintf("- %d", i))
 		}
-	}
-	if got := l.add("GPU-0", energyRow, 1900, device.Unallocated, noOwner); got+300 != 900 {
-		t.Errorf("counter without owner: got %v J, want 600", got)
-	}
+		n.collect(11*pods, "GPU-0=n/12/c", "n/12/c 10")
+		n.collect(11*pods, "GPU-0=n/0/c", "n/0/c 0")
+		n.collect(11*pods, "", fmt.Sprint("- ", pods))
+	})
 }

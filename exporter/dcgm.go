@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/xid"
 )
@@ -20,10 +21,7 @@ type dcgmSeries struct {
 }
 
 // dcgmValues are sums by index of DCGMFields.
-type dcgmValues struct {
-	sums    [len(DCGMFields)]float64
-	present [len(DCGMFields)]bool
-}
+type dcgmValues map[int]float64
 
 func newDCGMSeries(metrics []device.Metric) dcgmSeries {
 	s := dcgmSeries{fields: make([][]int, len(metrics)), rates: rateTracker{}}
@@ -45,7 +43,8 @@ func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample) {
 	c.sum(d.status.ID, samples)
 	if d.status.WholeGPU() {
 		c.gpu = c.device
-		if d.status.MIGEnabled && slices.ContainsFunc(d.gpu, func(s device.Status) bool { return !s.WholeGPU() && !s.Gone }) {
+		isMIGDevice := func(s device.Status) bool { return !s.WholeGPU() && !s.Gone }
+		if d.status.MIGEnabled && slices.ContainsFunc(d.gpu, isMIGDevice) {
 			return
 		}
 	} else if !isFirstOfInstance(d.status, d.gpu) {
@@ -54,9 +53,9 @@ func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample) {
 	group := d.group(append(ownerLabels(d.readingOwner), dcgmDeviceLabels(d.status, d.options.Hostname)...))
 	for index := range DCGMFields {
 		f := &DCGMFields[index]
-		v, ok := c.device.sums[index], c.device.present[index]
+		v, ok := c.device[index]
 		if !ok && f.kind != ownGauge {
-			v, ok = c.gpu.sums[index], c.gpu.present[index]
+			v, ok = c.gpu[index]
 		}
 		if ok && f.kind == gpuRate {
 			v, ok = c.rates.update(rateKey{d.status.ID, index}, d.readingOwner, v, d.snapshot.end)
@@ -75,8 +74,7 @@ func (c *dcgmSeries) sum(id device.ID, samples []device.Sample) {
 	for _, s := range samples {
 		if s.Device == id {
 			for _, index := range c.fields[s.Metric] {
-				c.device.sums[index] += s.Value * DCGMFields[index].scale
-				c.device.present[index] = true
+				c.device[index] += s.Value * DCGMFields[index].scale
 			}
 		}
 	}
@@ -137,7 +135,7 @@ type rateKey struct {
 
 // rateWindow is a counter at the begin of a window, and the rate in the previous window.
 type rateWindow struct {
-	owner device.Owner
+	owner allocation.Owner
 	value float64
 	begin time.Time
 	rate  float64
@@ -147,7 +145,7 @@ type rateWindow struct {
 // update returns a counter's increase per second in the last window; false if
 // no window has ended since the device got this owner, or if the counter
 // restarted.
-func (t rateTracker) update(key rateKey, owner device.Owner, value float64, now time.Time) (float64, bool) {
+func (t rateTracker) update(key rateKey, owner allocation.Owner, value float64, now time.Time) (float64, bool) {
 	last, ok := t[key]
 	if ok && last.owner != owner {
 		last, ok = rateWindow{}, false

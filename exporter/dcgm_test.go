@@ -1,81 +1,57 @@
-package exporter
+package exporter_test
 
 import (
-	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/test/bubble"
 )
 
-// dcgmSeriesLabels returns the labels of GPU-0's series in the format of dcgm-exporter.
-func dcgmSeriesLabels(more, container, namespace, pod string) string {
-	return `{DCGM_FI_DRIVER_VERSION="580.95.05",` + more + `Hostname="node-a",UUID="GPU-0",container="` + container +
-		`",device="nvidia0",gpu="0",modelName="NVIDIA H100",namespace="` + namespace + `",pci_bus_id="00000000:1A:00.0",pod="` + pod + `"}`
-}
-
-func dcgmFixture(n int) *scrapeFixture {
-	d := newScrapeFixture(n)
-	for i := range d.statuses {
-		d.statuses[i].InfoLabels = []device.Label{{Name: "driver_version", Value: "580.95.05"}}
+// dcgmLabels returns the labels of GPU-0's series in the format of dcgm-exporter.
+func dcgmLabels(owner string) string {
+	o := allocation.Owner{}
+	if owner != "-" {
+		o = ownerOf(owner)
 	}
-	d.metrics = append(append([]device.Metric{}, testMetrics...),
-		device.Metric{Name: "nvidia_gpu_pcie_transmit_bytes_total", Help: "Bytes.", Kind: device.OwnerCounter})
-	d.node.Devices.Set(d.statuses)
-	return d
+	return `{DCGM_FI_DRIVER_VERSION="580.95.05",Hostname="node-a",UUID="GPU-0",container="` + o.Container +
+		`",device="nvidia0",gpu="0",modelName="NVIDIA H100",namespace="` + o.Namespace + `",pci_bus_id="00000000:1A:00.0",pod="` + o.Pod + `"}`
 }
 
-const bytesRow = widthRow + 1
+var dcgmOptions = exporter.Options{DCGM: true, Hostname: "node-a"}
 
-var dcgmOptions = Options{DCGM: true, Hostname: "node-a"}
-
-func TestDCGMFamilies(t *testing.T) {
+// TestDCGMRates checks that a rate is the increase in a window of at least ten seconds with one owner.
+func TestDCGMRates(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		d := dcgmFixture(1)
-		d.watts = 300
-		d.addEnergy("GPU-0", 2.5)
-		d.allocate("GPU-0=team/train/main")
-		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: memoryRow, Value: 3 << 20}, {Device: "GPU-0", Metric: bytesRow, Value: 1000}}
-		h := newHandler(New(d.sources(), dcgmOptions))
-		text := scrape(t, h)
-		of := dcgmSeriesLabels("", "main", "team", "train")
-		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+of+" 300")
-		assertSeries(t, text, "DCGM_FI_DEV_SM_CLOCK"+of+" 1980")
-		assertSeries(t, text, "DCGM_FI_DEV_MEM_CLOCK"+of+" 2619")
-		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+of+" 3")
-		assertSeries(t, text, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"+of+" 2500") // the driver's own counter
-		assertSeries(t, text, "DCGM_FI_DEV_XID_ERRORS"+strings.Replace(of, `,gpu=`, `,err_code="0",err_msg="No Error",gpu=`, 1)+" 0")
-		assertAbsent(t, text, "DCGM_FI_PROF_PCIE_TX_BYTES{") // a rate needs two readings
-		assertAbsent(t, text, "DCGM_FI_DEV_GPU_UTIL{")       // not read
-
-		time.Sleep(2 * time.Second)
-		d.extraSamples[1].Value = 5000
-		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // rate window below minRateWindow
-		time.Sleep(8 * time.Second)
-		d.extraSamples[1].Value = 21000
-		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000")
-		time.Sleep(2 * time.Second)
-		d.extraSamples[1].Value = 25000
-		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000") // not changed by another reader
-		time.Sleep(8 * time.Second)
-		d.extraSamples[1].Value = 10 // the driver restarted
-		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{")
-
-		time.Sleep(10 * time.Second)
-		d.extraSamples[1].Value = 10010
-		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 1000")
-		d.allocate("GPU-0=team/next/main")
-		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // the rate belongs to the previous owner
-		time.Sleep(10 * time.Second)
-		d.extraSamples[1].Value = 10110
-		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+dcgmSeriesLabels("", "main", "team", "next")+" 10")
-
-		d.allocate()
-		assertSeries(t, scrape(t, h), "DCGM_FI_DEV_POWER_USAGE"+dcgmSeriesLabels("", "", "", "")+" 300")
-		if text := scrape(t, newHandler(New(d.sources(), Options{}))); strings.Contains(text, "DCGM") {
-			t.Error("DCGM families without Options.DCGM")
+		d := newScrapeFixture(1)
+		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: bytesRow}}
+		h := d.handler(dcgmOptions)
+		for _, step := range []struct {
+			seconds time.Duration // since the step before
+			bytes   float64
+			pod     string
+			want    string // empty: no rate
+		}{
+			{0, 1000, "train", ""}, // a rate needs two readings
+			{2, 5000, "train", ""},
+			{8, 21000, "train", "2000"},
+			{2, 25000, "train", "2000"}, // not changed by another reader
+			{8, 10, "train", ""},        // the driver restarted
+			{10, 10010, "train", "1000"},
+			{1, 10010, "next", ""}, // the rate belongs to the previous owner
+			{10, 10110, "next", "10"},
+		} {
+			time.Sleep(step.seconds * time.Second)
+			d.extraSamples[0].Value = step.bytes
+			d.allocate("GPU-0=team/" + step.pod + "/main")
+			want := "!DCGM_FI_PROF_PCIE_TX_BYTES{"
+			if step.want != "" {
+				want = "DCGM_FI_PROF_PCIE_TX_BYTES" + dcgmLabels("team/"+step.pod+"/main") + " " + step.want
+			}
+			assertSeries(t, scrape(t, h), want)
 		}
 	})
 }
@@ -99,81 +75,16 @@ func TestDCGMXid(t *testing.T) {
 			"lost":                         {time.Hour, time.Minute, device.Unhealthy, "lost", "0 No Error"},
 			"a later Xid":                  {time.Second, time.Minute, device.Unhealthy, "xid_79", "31 memory page fault"},
 		} {
-			d, now := dcgmFixture(1), time.Now()
-			s := &d.statuses[0]
-			s.Xids = []device.Xid{{Code: 13}, {Code: 31, Last: now.Add(-c.since)}, {Code: 79, Last: now.Add(-c.since - time.Second)}}
-			s.XidsOverAt, s.Health, s.Reason, s.Healthy = now.Add(-c.over), c.health, c.reason, c.health < device.Unhealthy
-			d.node.Devices.Set(d.statuses)
+			d, now := newScrapeFixture(1), time.Now()
+			d.publish(func(statuses []device.Status) {
+				s := &statuses[0]
+				s.Xids = []device.Xid{{Code: 13}, {Code: 31, Last: now.Add(-c.since)}, {Code: 79, Last: now.Add(-c.since - time.Second)}}
+				s.XidsOverAt, s.Health, s.Reason, s.Healthy = now.Add(-c.over), c.health, c.reason, c.health < device.Unhealthy
+			})
 			code, text, _ := strings.Cut(c.want, " ")
-			labels := strings.Replace(dcgmSeriesLabels("", "", "", ""), `,gpu=`, `,err_code="`+code+`",err_msg="`+text+`",gpu=`, 1)
-			got := regexp.MustCompile("DCGM_FI_DEV_XID_ERRORS{.*").FindString(scrape(t, newHandler(New(d.sources(), dcgmOptions))))
-			if want := "DCGM_FI_DEV_XID_ERRORS" + labels + " " + code; got != want {
-				t.Errorf("%s: got %s, want %s", name, got, want)
-			}
+			labels := strings.Replace(dcgmLabels("-"), `,gpu=`, `,err_code="`+code+`",err_msg="`+text+`",gpu=`, 1)
+			t.Log(name)
+			assertSeries(t, scrape(t, d.handler(dcgmOptions)), "DCGM_FI_DEV_XID_ERRORS"+labels+" "+code)
 		}
 	})
-}
-
-// TestDCGMFamiliesOfMIGDevices checks that a partitioned GPU has a series per GPU instance, with the values of the whole GPU on each.
-func TestDCGMFamiliesOfMIGDevices(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		d := dcgmFixture(1)
-		d.partition()
-		for range 2 { // a second compute instance of the same GPU instance
-			d.statuses = append(d.statuses, d.statuses[1])
-		}
-		d.statuses[3].ID, d.statuses[4].ID = "MIG-2", "MIG-3"
-		d.statuses[4].GI = 9
-		d.node.Devices.Set(d.statuses)
-		d.watts = 300
-		d.extraSamples = []device.Sample{{Device: "MIG-0", Metric: memoryRow, Value: 1 << 20}, {Device: "GPU-0", Metric: memoryRow, Value: 9 << 20}}
-		d.allocate("MIG-0=n/a/c")
-		text := scrape(t, newHandler(New(d.sources(), dcgmOptions)))
-		allocated := dcgmSeriesLabels(`GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",`, "c", "n", "a")
-		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+allocated+" 300")
-		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+allocated+" 1")
-		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+dcgmSeriesLabels(`GPU_I_ID="8",GPU_I_PROFILE="1c.3g.40gb+me",`, "", "", "")+" 300")
-		assertAbsent(t, text, "DCGM_FI_DEV_FB_USED"+dcgmSeriesLabels(`GPU_I_ID="8",GPU_I_PROFILE="1c.3g.40gb+me",`, "", "", "")) // unlike values of the whole GPU
-		if n := strings.Count(text, "\nDCGM_FI_DEV_POWER_USAGE{"); n != 3 {
-			t.Errorf("got %d series of three instances\n%s", n, text)
-		}
-	})
-}
-
-// TestMIGDeviceWithReusedInstance checks that a new MIG device does not get the owner of a removed one with the same instance number, which
-// is still allocated.
-func TestMIGDeviceWithReusedInstance(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		d := dcgmFixture(1)
-		d.partition()
-		d.statuses[1].Healthy, d.statuses[1].Reason, d.statuses[1].Gone = false, "gone", true
-		d.statuses[2].GI, d.statuses[2].Profile = d.statuses[1].GI, d.statuses[1].Profile
-		d.node.Devices.Set(d.statuses)
-		d.extraSamples = []device.Sample{{Device: "MIG-1", Metric: memoryRow, Value: 1 << 20}}
-		d.allocate("MIG-0=n/old/c")
-		text := scrape(t, newHandler(New(d.sources(), dcgmOptions)))
-		assertSeries(t, text, "nvidia_gpu_healthy"+migSeriesLabels("MIG-0", "n", "old", "c")+" 0")
-		assertSeries(t, text, "nvidia_gpu_memory_used_bytes"+migSeriesLabels("MIG-1", "", "", "")+" 1.048576e+06")
-		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+dcgmSeriesLabels(`GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",`, "", "", "")+" 1")
-		if n := strings.Count(text, "\nDCGM_FI_DEV_POWER_USAGE{"); n != 1 {
-			t.Errorf("got %d series of one instance\n%s", n, text)
-		}
-
-		// The removed device's owner is unknown. Without MIG devices, the series are the GPU's.
-		d.statuses[2].Gone = true
-		d.node.Devices.Set(d.statuses)
-		d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {}}
-		text = scrape(t, newHandler(New(d.sources(), dcgmOptions)))
-		assertAbsent(t, text, "nvidia_gpu_container_processes{")
-		assertAbsent(t, text, "nvidia_gpu_unattributed_processes"+migSeriesLabels("MIG-1", "", "", ""))
-		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+dcgmSeriesLabels("", "", "", "")+" 0")
-	})
-}
-
-func TestLongPCI(t *testing.T) {
-	for in, want := range map[string]string{"0000:1a:00.0": "00000000:1A:00.0", "00000001:1a:00.0": "00000001:1A:00.0", "": "", "000000000:1a:00.0": "000000000:1a:00.0"} {
-		if got := longPCIAddress(in); got != want {
-			t.Errorf("%s: got %s, want %s", in, got, want)
-		}
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
@@ -12,14 +13,14 @@ type deviceRendering struct {
 	*snapshotSeries
 	status device.Status
 	gpu    []device.Status // all devices of the GPU
-	state  device.AllocationState
-	owner  device.Owner
+	state  allocation.State
+	owner  allocation.Owner
 	// deviceSeries have no owner; ownerSeries have the device's owner, if known.
 	deviceSeries, ownerSeries seriesGroup
 	// readingSeries have the owner of readings: MIG devices that share a GPU instance also share readings.
 	readingSeries seriesGroup
-	readingState  device.AllocationState
-	readingOwner  device.Owner
+	readingState  allocation.State
+	readingOwner  allocation.Owner
 }
 
 func newDeviceRendering(r *snapshotSeries, status device.Status, gpu []device.Status) deviceRendering {
@@ -30,18 +31,18 @@ func newDeviceRendering(r *snapshotSeries, status device.Status, gpu []device.St
 	// of the kubelet's answer. If MIG devices are not advertised, the GPU can
 	// be allocated as a whole.
 	if status.MIGEnabled && len(allocations.ForDevice(status.ID)) == 0 {
-		d.state, d.owner = device.AllocatedShared, device.Owner{}
+		d.state, d.owner = allocation.Shared, allocation.Owner{}
 	}
 	d.readingState, d.readingOwner = d.state, d.owner
 	for _, other := range gpu {
 		if other.ID != status.ID && sameGPUInstance(status, other) {
-			d.readingState, d.readingOwner = combineAllocations(allocations, d.readingState, d.readingOwner, other.ID)
+			d.combineReadingAllocation(allocations.State(other.ID))
 		}
 	}
 	if r.options.StableSeries {
-		d.owner, d.readingOwner = device.Owner{}, device.Owner{}
+		d.owner, d.readingOwner = allocation.Owner{}, allocation.Owner{}
 	}
-	d.deviceSeries = r.group(deviceLabels(status.Device, device.Owner{}))
+	d.deviceSeries = r.group(deviceLabels(status.Device, allocation.Owner{}))
 	d.ownerSeries = r.group(deviceLabels(status.Device, d.owner))
 	d.readingSeries = r.group(deviceLabels(status.Device, d.readingOwner))
 	return d
@@ -54,20 +55,17 @@ func sameGPUInstance(a, b device.Status) bool {
 	return !a.WholeGPU() && !b.WholeGPU() && !a.Gone && !b.Gone && a.GPU == b.GPU && a.GI >= 0 && a.GI == b.GI
 }
 
-// combineAllocations returns the state of several devices together, and the common part of their owners.
-func combineAllocations(a device.Allocations, state device.AllocationState, owner device.Owner, other device.ID) (device.AllocationState, device.Owner) {
-	otherState, otherOwner := a.State(other)
+// combineReadingAllocation adds the allocation of a device that shares the
+// readings: their owner is the common part of the owners.
+func (d *deviceRendering) combineReadingAllocation(state allocation.State, owner allocation.Owner) {
 	switch {
-	case state == device.AllocationUnknown || otherState == device.AllocationUnknown:
-		return device.AllocationUnknown, device.Owner{}
-	case otherState == device.Unallocated:
-		return state, owner
-	case state == device.Unallocated:
-		return otherState, otherOwner
-	case state == otherState && owner == otherOwner:
-		return state, owner
-	default:
-		return device.AllocatedShared, owner.Common(otherOwner)
+	case d.readingState == allocation.Unknown || state == allocation.Unallocated:
+	case state == allocation.Unknown:
+		d.readingState, d.readingOwner = state, allocation.Owner{}
+	case d.readingState == allocation.Unallocated:
+		d.readingState, d.readingOwner = state, owner
+	case d.readingState != state || d.readingOwner != owner:
+		d.readingState, d.readingOwner = allocation.Shared, d.readingOwner.Common(owner)
 	}
 }
 
@@ -76,8 +74,8 @@ func (d *deviceRendering) renderStatus() {
 	d.deviceSeries.add(d.byName["nvidia_gpu_info"], 1, labelPairs(d.infoLabels()))
 	if !d.status.MIGEnabled { // sums over these families count a partitioned GPU by its MIG devices
 		d.ownerSeries.set("nvidia_gpu_healthy", boolValue(d.status.Healthy))
-		if d.state != device.AllocationUnknown {
-			d.ownerSeries.set("nvidia_gpu_allocated", boolValue(d.state != device.Unallocated))
+		if d.state != allocation.Unknown {
+			d.ownerSeries.set("nvidia_gpu_allocated", boolValue(d.state != allocation.Unallocated))
 		}
 	}
 	reason := d.status.Unallocatable(d.gpu)
@@ -138,7 +136,7 @@ func (d *deviceRendering) renderGPU(read bool) {
 // renderAllocations renders current and recent allocations.
 func (d *deviceRendering) renderAllocations() {
 	for _, a := range d.snapshot.Allocations.ForDevice(d.status.ID) {
-		if a.Owner != (device.Owner{}) {
+		if a.Owner != (allocation.Owner{}) {
 			meta := d.node.PodMeta(a.Owner.Namespace, a.Owner.Pod)
 			labels := append(allocationLabels(d.status.Device, a.Owner), podLabels(meta.Labels)...)
 			if d.options.PodUID {
@@ -167,7 +165,7 @@ func (d *deviceRendering) renderReading(samples []device.Sample) {
 		case row.Kind == device.Gauge || d.options.StableSeries:
 			d.readingSeries.setRow(sample.Metric, sample.Value)
 		default:
-			d.readingSeries.setRow(sample.Metric, d.attribution.add(sample.Device, sample.Metric, sample.Value, d.readingState, d.readingOwner))
+			d.readingSeries.setRow(sample.Metric, d.attribution.add(sample, d.readingState, d.readingOwner))
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/web/api"
@@ -149,7 +150,7 @@ func (e *Exporter) collect(c *scrapeCollection) {
 	ctx, cancel := context.WithDeadline(context.Background(), c.begin.Add(collectionTimeout))
 	defer cancel()
 	readers, processes := e.sources.Readers, e.sources.Processes
-	var allocations device.Allocations
+	var allocations allocation.Snapshot
 	var listing sync.WaitGroup
 	listing.Go(func() { allocations = e.sources.ListAllocations(ctx) })
 	gpus := make([]device.GPU, 0, len(c.statuses))

@@ -156,7 +156,8 @@ func (e *Exporter) metricsHandler(o HandlerOptions) http.Handler {
 		if !e.waitForCollection(ctx, e.isReusable) {
 			handler = incomplete
 		}
-		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(scrapeWriteTimeout)) //nolint:errcheck // only connections of tests lack deadlines
+		//nolint:errcheck // only connections of tests lack deadlines
+		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(scrapeWriteTimeout))
 		handler.ServeHTTP(w, r)
 	})
 }
@@ -168,7 +169,7 @@ func (e *Exporter) metricsHandler(o HandlerOptions) http.Handler {
 func scrapeContext(r *http.Request) (context.Context, context.CancelFunc) {
 	timeout, err := strconv.ParseFloat(r.Header.Get("X-Prometheus-Scrape-Timeout-Seconds"), 64)
 	if err != nil || !(timeout > 0 && timeout < time.Hour.Seconds()) {
-		return context.WithoutCancel(r.Context()), func() {}
+		timeout = time.Hour.Seconds()
 	}
 	wait := time.Duration(timeout * float64(time.Second))
 	return context.WithTimeout(context.WithoutCancel(r.Context()), wait-min(scrapeTimeoutMargin, wait/2))
@@ -178,7 +179,9 @@ func scrapeContext(r *http.Request) (context.Context, context.CancelFunc) {
 type requestLimiter chan struct{}
 
 // limit rejects requests above the limit: waiting requests would take memory as well.
-func (l requestLimiter) limit(next http.Handler, reject func(w http.ResponseWriter, status int, err error)) http.Handler {
+func (l requestLimiter) limit(
+	next http.Handler, reject func(w http.ResponseWriter, status int, err error),
+) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		select {
 		case l <- struct{}{}:
@@ -202,7 +205,8 @@ func withSecurityHeaders(next http.Handler, metricsPath string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != metricsPath {
 			h := w.Header()
-			h.Set("Content-Security-Policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+			h.Set("Content-Security-Policy",
+				"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 			h.Set("X-Content-Type-Options", "nosniff")
 			h.Set("Referrer-Policy", "no-referrer")
 			h.Set("Cache-Control", "no-store")

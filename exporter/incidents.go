@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 )
@@ -16,30 +17,29 @@ const maxShownFailures = 500
 // renderIncidents renders incidents, also of removed devices.
 func (r *snapshotSeries) renderIncidents(s incident.Snapshot) {
 	for _, n := range s.Devices {
-		group := r.group(deviceLabels(r.deviceOf(&n), device.Owner{}))
+		group := r.group(deviceLabels(r.deviceOf(&n), allocation.Owner{}))
 		group.set("nvidia_gpu_incidents_total", float64(n.Count), n.Reason)
 		group.set("nvidia_gpu_incident_last_timestamp_seconds", unixSeconds(n.Last), n.Reason)
 	}
-	newest := slices.SortedStableFunc(slices.Values(s.Affected), func(a, b incident.EventCount) int { return b.Last.Compare(a.Last) })
+	newest := slices.Clone(s.Affected)
+	slices.SortStableFunc(newest, func(a, b incident.EventCount) int { return b.Last.Compare(a.Last) })
 	failures, errors := 0, 0
 	for i := range newest {
-		n, containers := &newest[i], &failures
-		count, last := "nvidia_gpu_allocation_device_failures_total", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds"
+		n := &newest[i]
+		containers, count, last := &failures, "device_failures_total", "device_failure_last_timestamp_seconds"
 		if n.BySoftware() {
-			count, last, containers = "nvidia_gpu_allocation_application_errors_total", "nvidia_gpu_allocation_application_error_last_timestamp_seconds", &errors
+			containers, count, last = &errors, "application_errors_total", "application_error_last_timestamp_seconds"
 		}
-		if *containers++; *containers <= maxShownFailures {
+		*containers++
+		if *containers <= maxShownFailures {
 			group := r.group(deviceLabels(r.deviceOf(n), n.Owner))
-			group.set(count, float64(n.Count), n.Reason)
-			group.set(last, unixSeconds(n.Last), n.Reason)
+			group.set("nvidia_gpu_allocation_"+count, float64(n.Count), n.Reason)
+			group.set("nvidia_gpu_allocation_"+last, unixSeconds(n.Last), n.Reason)
 		}
 	}
 	node := r.group(nil)
 	node.set("podgauge_allocation_device_failures_dropped", float64(max(0, failures-maxShownFailures)))
 	node.set("podgauge_incidents", float64(len(s.Incidents)))
-	if s.Persisted || s.Err != nil {
-		node.set("podgauge_incident_store_up", boolValue(s.Err == nil))
-	}
 }
 
 // deviceOf returns the device in the inventory, or the device as recorded if it is gone.

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	dto "github.com/prometheus/client_model/go"
 )
@@ -15,21 +16,27 @@ import (
 // and empty without an owner: honor_labels would fill a missing label with podgauge's own pod.
 
 // deviceLabels returns the six labels of each per-device series.
-func deviceLabels(d device.Device, o device.Owner) []device.Label {
+func deviceLabels(d device.Device, o allocation.Owner) []device.Label {
 	return append(allocationLabels(d, o), device.Label{Name: "gpu", Value: strconv.Itoa(d.Index)})
 }
 
 // allocationLabels returns the labels of current and past allocations.
-func allocationLabels(d device.Device, o device.Owner) []device.Label {
+func allocationLabels(d device.Device, o allocation.Owner) []device.Label {
 	migUUID := ""
 	if !d.WholeGPU() {
 		migUUID = string(d.ID)
 	}
-	return append(ownerLabels(o), device.Label{Name: "mig_uuid", Value: migUUID}, device.Label{Name: "uuid", Value: string(d.GPU)})
+	return append(ownerLabels(o),
+		device.Label{Name: "mig_uuid", Value: migUUID},
+		device.Label{Name: "uuid", Value: string(d.GPU)})
 }
 
-func ownerLabels(o device.Owner) []device.Label {
-	return []device.Label{{Name: "container", Value: o.Container}, {Name: "namespace", Value: o.Namespace}, {Name: "pod", Value: o.Pod}}
+func ownerLabels(o allocation.Owner) []device.Label {
+	return []device.Label{
+		{Name: "container", Value: o.Container},
+		{Name: "namespace", Value: o.Namespace},
+		{Name: "pod", Value: o.Pod},
+	}
 }
 
 // dcgmDeviceLabels returns dcgm-exporter's labels of a device.
@@ -48,7 +55,9 @@ func dcgmDeviceLabels(s device.Status, hostname string) []device.Label {
 		}
 	}
 	if !s.WholeGPU() {
-		labels = append(labels, device.Label{Name: "GPU_I_PROFILE", Value: s.Profile}, device.Label{Name: "GPU_I_ID", Value: strconv.Itoa(s.GI)})
+		labels = append(labels,
+			device.Label{Name: "GPU_I_PROFILE", Value: s.Profile},
+			device.Label{Name: "GPU_I_ID", Value: strconv.Itoa(s.GI)})
 	}
 	return labels
 }

@@ -4,18 +4,18 @@ import (
 	"iter"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/health"
 	dto "github.com/prometheus/client_model/go"
 )
 
 // renderer makes the metric families of snapshots.
 type renderer struct {
 	*snapshotSeries
-	processes processUsage
-	dcgm      dcgmSeries
+	dcgm dcgmSeries
 }
 
 func newRenderer(s *Sources, o *Options, a *attribution) *renderer {
-	r := &renderer{snapshotSeries: newSnapshotSeries(s, o, a), processes: processUsage{resolver: s.Processes}}
+	r := &renderer{snapshotSeries: newSnapshotSeries(s, o, a)}
 	if o.DCGM {
 		r.dcgm = newDCGMSeries(s.Metrics)
 	}
@@ -38,12 +38,13 @@ func (r *renderer) render(s *nodeSnapshot) []*dto.MetricFamily {
 
 // renderDevices renders the series of a GPU and its MIG devices.
 func (r *renderer) renderDevices(statuses []device.Status) {
-	reading := &device.Reading{}
+	reading := &health.Reading{}
 	for i := range r.snapshot.readings {
 		if other := &r.snapshot.readings[i]; other.GPU == statuses[0].GPU && other.Err == nil {
 			reading = other
 		}
 	}
+	usage := r.sumUsage(statuses, reading)
 	for i, s := range statuses {
 		d := newDeviceRendering(r.snapshotSeries, s, statuses)
 		d.renderStatus()
@@ -53,7 +54,7 @@ func (r *renderer) renderDevices(statuses []device.Status) {
 		}
 		d.renderAllocations()
 		d.renderReading(reading.Samples)
-		r.processes.render(&d, reading)
+		d.renderUsage(usage, reading.Samples)
 		if reading.GPU != "" {
 			r.dcgm.render(&d, reading.Samples)
 		}

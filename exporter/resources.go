@@ -6,11 +6,11 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/allocation"
 )
 
 // renderAllocatable renders the resources that the kubelet can allocate, of any device plugin.
-func (r *snapshotSeries) renderAllocatable(n device.NodeResources) {
+func (r *snapshotSeries) renderAllocatable(n allocation.NodeResources) {
 	if !n.AllocatableKnown {
 		return
 	}
@@ -22,7 +22,8 @@ func (r *snapshotSeries) renderAllocatable(n device.NodeResources) {
 	for _, d := range n.Allocatable.Devices {
 		counts[[2]string{d.Resource, formatNUMANodes(d.NUMANodes)}]++
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(counts), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+	byName := func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }
+	for _, key := range slices.SortedFunc(maps.Keys(counts), byName) {
 		node.set("podgauge_resource_allocatable_devices", float64(counts[key]), key[:]...)
 	}
 	for _, cpus := range n.Allocatable.CPUs { // a single row
@@ -38,12 +39,13 @@ func (r *snapshotSeries) renderAllocatable(n device.NodeResources) {
 }
 
 // renderAllocated renders the resources of containers.
-func (r *snapshotSeries) renderAllocated(s *device.ResourceSet) {
+func (r *snapshotSeries) renderAllocated(s *allocation.ResourceSet) {
 	for _, d := range s.Dropped {
 		r.group(nil).set("podgauge_resource_dropped_ids", float64(d.IDs), d.Resource, "allocated")
 	}
 	for _, d := range s.Devices {
-		r.group(ownerLabels(d.Owner)).set("podgauge_resource_allocation_info", 1, d.Resource, d.ID, formatNUMANodes(d.NUMANodes))
+		r.group(ownerLabels(d.Owner)).set("podgauge_resource_allocation_info", 1,
+			d.Resource, d.ID, formatNUMANodes(d.NUMANodes))
 	}
 	for _, cpus := range s.CPUs {
 		group := r.group(ownerLabels(cpus.Owner))
@@ -51,7 +53,8 @@ func (r *snapshotSeries) renderAllocated(s *device.ResourceSet) {
 		group.set("podgauge_container_exclusive_cpus_info", 1, formatCPURanges(cpus.CPUs))
 	}
 	for _, m := range s.Memory {
-		r.group(ownerLabels(m.Owner)).set("podgauge_container_reserved_memory_bytes", float64(m.Bytes), m.Type, formatNUMANodes(m.NUMANodes))
+		r.group(ownerLabels(m.Owner)).set("podgauge_container_reserved_memory_bytes", float64(m.Bytes),
+			m.Type, formatNUMANodes(m.NUMANodes))
 	}
 	for _, claim := range s.Claims {
 		r.group(ownerLabels(claim.Owner)).set("podgauge_claim_info", 1,
@@ -70,7 +73,7 @@ func formatNUMANodes(nodes []int) string {
 
 // countSharedCPUs counts the CPUs that are not exclusive to a container
 // (https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/).
-func countSharedCPUs(allocatable []int64, allocated []device.ExclusiveCPUs) int {
+func countSharedCPUs(allocatable []int64, allocated []allocation.ExclusiveCPUs) int {
 	exclusive := map[int64]bool{}
 	for _, c := range allocated {
 		for _, cpu := range c.CPUs {

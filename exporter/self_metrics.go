@@ -3,9 +3,11 @@ package exporter
 import (
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -22,7 +24,6 @@ var callBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1
 type SelfMetrics struct {
 	registry                  *prometheus.Registry
 	registrations, rejections *prometheus.CounterVec
-	streams, devices, waiting *prometheus.GaugeVec
 	pluginCalls, kubeletCalls callMetrics
 }
 
@@ -31,13 +32,11 @@ func NewSelfMetrics(registry *prometheus.Registry, version string, simulated boo
 	m := &SelfMetrics{registry: registry}
 	m.registrations = m.counter("podgauge_registrations_total")
 	m.rejections = m.counter("podgauge_plugin_rejections_total")
-	m.streams = m.gauge("podgauge_plugin_streams")
-	m.waiting = m.gauge("podgauge_plugin_waiting")
-	m.devices = m.gauge("podgauge_plugin_devices")
 	m.pluginCalls = m.calls("podgauge_plugin_request")
 	m.kubeletCalls = m.calls("podgauge_pod_resources_request")
-	m.gauge("podgauge_build_info").WithLabelValues(version, runtime.Version()).Set(1)
-	m.gauge("podgauge_simulated").WithLabelValues().Set(boolValue(simulated))
+	build := map[string]float64{version + "," + runtime.Version(): 1}
+	m.Export("podgauge_build_info", func() map[string]float64 { return build })
+	m.ExportOne("podgauge_simulated", func() float64 { return boolValue(simulated) })
 	registry.MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -53,11 +52,6 @@ func (m *SelfMetrics) counter(name string) *prometheus.CounterVec {
 	return promauto.With(m.registry).NewCounterVec(prometheus.CounterOpts{Name: name, Help: f.Help}, f.Labels)
 }
 
-func (m *SelfMetrics) gauge(name string) *prometheus.GaugeVec {
-	f := selfFamily(name)
-	return promauto.With(m.registry).NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: f.Help}, f.Labels)
-}
-
 func (m *SelfMetrics) calls(prefix string) callMetrics {
 	f := selfFamily(prefix + "_duration_seconds")
 	opts := prometheus.HistogramOpts{Name: f.Name, Help: f.Help, Buckets: callBuckets}
@@ -71,8 +65,6 @@ func (m *SelfMetrics) calls(prefix string) callMetrics {
 func (m *SelfMetrics) OnResourceAdded(resource string) {
 	m.registrations.WithLabelValues(resource, "success")
 	m.registrations.WithLabelValues(resource, "error")
-	m.streams.WithLabelValues(resource)
-	m.waiting.WithLabelValues(resource)
 	for _, method := range []string{"Allocate", "GetPreferredAllocation"} {
 		m.pluginCalls.duration.WithLabelValues(method)
 		m.pluginCalls.errors.WithLabelValues(method)
@@ -80,13 +72,6 @@ func (m *SelfMetrics) OnResourceAdded(resource string) {
 	for _, reason := range plugin.RejectReasons() {
 		m.rejections.WithLabelValues(resource, string(reason))
 	}
-}
-
-// OnResourceReleased removes the series of a resource without a server.
-func (m *SelfMetrics) OnResourceReleased(resource string) {
-	m.streams.DeleteLabelValues(resource)
-	m.waiting.DeleteLabelValues(resource)
-	m.devices.DeletePartialMatch(prometheus.Labels{"resource": resource})
 }
 
 // OnRejected counts a container whose request was rejected.
@@ -101,22 +86,6 @@ func (m *SelfMetrics) OnRegistered(resource string, err error) {
 		result = "error"
 	}
 	m.registrations.WithLabelValues(resource, result).Inc()
-}
-
-// OnStreamCount sets the number of live streams.
-func (m *SelfMetrics) OnStreamCount(resource string, n int) {
-	m.streams.WithLabelValues(resource).Set(float64(n))
-}
-
-// OnOtherPlugin sets whether the first registration waits for another plugin.
-func (m *SelfMetrics) OnOtherPlugin(resource string, waiting bool) {
-	m.waiting.WithLabelValues(resource).Set(boolValue(waiting))
-}
-
-// OnListSent sets the number of devices in the latest device list.
-func (m *SelfMetrics) OnListSent(resource string, devices, healthy int) {
-	m.devices.WithLabelValues(resource, "healthy").Set(float64(healthy))
-	m.devices.WithLabelValues(resource, "unhealthy").Set(float64(devices - healthy))
 }
 
 // OnCallServed records a request of the kubelet.
@@ -143,55 +112,36 @@ func (c callMetrics) observe(method string, elapsed time.Duration, err error) {
 	}
 }
 
-// ExportEventsUp exports whether events of the driver arrive.
-func (m *SelfMetrics) ExportEventsUp(isUp func() bool) {
-	m.exportOne("podgauge_events_up", func() float64 { return boolValue(isUp()) })
-}
-
-// ExportReadiness exports the readiness by check.
-func (m *SelfMetrics) ExportReadiness(values func() map[string]float64) {
-	m.export("podgauge_ready", values)
-}
-
-// ExportUnknownConfigKeys exports the number of unknown keys in the configuration file.
-func (m *SelfMetrics) ExportUnknownConfigKeys(count func() int) {
-	m.exportOne("podgauge_config_unknown_keys", func() float64 { return float64(count()) })
-}
-
-// ExportCDISpecs exports by class whether the CDI spec is written.
-func (m *SelfMetrics) ExportCDISpecs(written func() map[string]float64) {
-	m.export("podgauge_cdi_spec_up", written)
-}
-
-// ExportUnsupportedFamilies exports the families without support in the driver.
-func (m *SelfMetrics) ExportUnsupportedFamilies(families func() []string) {
-	m.export("podgauge_family_unsupported", func() map[string]float64 {
-		unsupported := map[string]float64{}
-		for _, family := range families() {
-			unsupported[family] = 1
+// ExportResources exports the published state of the plugin's resources.
+func (m *SelfMetrics) ExportResources(published *pubsub.Value[[]plugin.Resource]) {
+	type values = map[string]float64
+	export := func(name string, add func(values, plugin.Resource)) {
+		m.Export(name, func() values {
+			all := values{}
+			resources, _ := published.Get()
+			for _, r := range resources {
+				add(all, r)
+			}
+			return all
+		})
+	}
+	export("podgauge_plugin_streams", func(v values, r plugin.Resource) { v[r.Name] = boolValue(r.Registered) })
+	export("podgauge_plugin_waiting", func(v values, r plugin.Resource) { v[r.Name] = boolValue(r.Waiting) })
+	export("podgauge_plugin_devices", func(v values, r plugin.Resource) {
+		if r.Devices > 0 {
+			v[r.Name+",healthy"], v[r.Name+",unhealthy"] = float64(r.Healthy), float64(r.Devices-r.Healthy)
 		}
-		return unsupported
 	})
 }
 
-// ExportKubernetesRequests exports the number of requests to the API server, by HTTP status code.
-func (m *SelfMetrics) ExportKubernetesRequests(requests func() map[string]float64) {
-	m.export("podgauge_kubernetes_requests_total", requests)
+// ExportOne exports a metric without labels. Each scrape calls value.
+func (m *SelfMetrics) ExportOne(name string, value func() float64) {
+	m.Export(name, func() map[string]float64 { return map[string]float64{"": value()} })
 }
 
-// ExportDroppedEvents exports the number of Kubernetes events without a report.
-func (m *SelfMetrics) ExportDroppedEvents(dropped func() uint64) {
-	m.exportOne("podgauge_kubernetes_events_dropped_total", func() float64 { return float64(dropped()) })
-}
-
-// exportOne exports a metric without labels. Each scrape calls value.
-func (m *SelfMetrics) exportOne(name string, value func() float64) {
-	m.export(name, func() map[string]float64 { return map[string]float64{"": value()} })
-}
-
-// export exports a metric by the value of its label, if it has one. Each scrape
-// calls values.
-func (m *SelfMetrics) export(name string, values func() map[string]float64) {
+// Export exports a metric of families.go by the values of its labels, joined by
+// commas. Each scrape calls values.
+func (m *SelfMetrics) Export(name string, values func() map[string]float64) {
 	f := selfFamily(name)
 	kind := prometheus.GaugeValue
 	if f.Type == dto.MetricType_COUNTER {
@@ -199,8 +149,8 @@ func (m *SelfMetrics) export(name string, values func() map[string]float64) {
 	}
 	desc := prometheus.NewDesc(name, f.Help, f.Labels, nil)
 	m.registry.MustRegister(prometheus.CollectorFunc(func(ch chan<- prometheus.Metric) {
-		for label, value := range values() {
-			ch <- prometheus.MustNewConstMetric(desc, kind, value, []string{label}[:len(f.Labels)]...)
+		for labels, value := range values() {
+			ch <- prometheus.MustNewConstMetric(desc, kind, value, strings.SplitN(labels, ",", len(f.Labels))...)
 		}
 	}))
 }

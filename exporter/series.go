@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/internal/web/api"
@@ -17,7 +18,7 @@ import (
 type nodeSnapshot struct {
 	api.Node
 	begin, end time.Time
-	readings   []device.Reading
+	readings   []health.Reading
 	stalled    func(device.GPU) bool
 	stateFile  state.WriteStatus
 }
@@ -28,6 +29,7 @@ type snapshotSeries struct {
 	options     *Options
 	node        *node.State
 	attribution *attribution
+	processes   ProcessResolver
 	families    []*family // ordered by name
 	byName      map[string]*family
 	rows        []rowSeries // by row of Sources.Metrics
@@ -54,7 +56,9 @@ type rowSeries struct {
 }
 
 func newSnapshotSeries(s *Sources, o *Options, a *attribution) *snapshotSeries {
-	r := &snapshotSeries{options: o, node: s.State, attribution: a, byName: map[string]*family{}}
+	r := &snapshotSeries{
+		options: o, node: s.State, attribution: a, processes: s.Processes, byName: map[string]*family{},
+	}
 	for _, m := range s.Metrics {
 		f := gauge(m.Set, m.Name, m.Help)
 		if m.Kind == device.OwnerCounter || m.Kind == device.FaultCounter {
@@ -125,9 +129,6 @@ func (g seriesGroup) setRow(row int, value float64) {
 // set adds a series of a family. The values are those of the family's own labels.
 func (g seriesGroup) set(name string, value float64, values ...string) {
 	f, own := g.byName[name], make([]device.Label, len(values))
-	if f.excluded {
-		return
-	}
 	for i, v := range values {
 		own[i] = device.Label{Name: f.Labels[i], Value: v}
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"slices"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/web/status"
 )
@@ -16,15 +18,15 @@ type Sources struct {
 	Readers   GPUReaders
 	Processes ProcessResolver
 	// ListAllocations asks the kubelet for the allocations, until ctx is done.
-	ListAllocations func(ctx context.Context) device.Allocations
+	ListAllocations func(ctx context.Context) allocation.Snapshot
 }
 
-// GPUReaders reads GPUs. *device.Readers implements it.
+// GPUReaders reads GPUs. *health.Readers implements it.
 type GPUReaders interface {
 	// Read reads all GPUs, with their processes if set, until ctx is done.
-	Read(ctx context.Context, gpus []device.GPU, processes bool) []device.Reading
+	Read(ctx context.Context, gpus []device.GPU, processes bool) []health.Reading
 	// ReadOne reads one GPU, also during a Read.
-	ReadOne(ctx context.Context, gpu device.GPU) device.Reading
+	ReadOne(ctx context.Context, gpu device.GPU) health.Reading
 	// Stalled reports whether a call to the GPU hangs.
 	Stalled(gpu device.GPU) bool
 }
@@ -34,8 +36,8 @@ type ProcessResolver interface {
 	// Visible reports whether processes can be looked up.
 	Visible() bool
 	// Owner returns the owner in whose container the process runs; false if the process runs in none of the containers.
-	Owner(pid uint32, owners []device.Owner) (device.Owner, bool)
-	// Sweep ends a collection: processes not looked up since the previous Sweep may be forgotten.
+	Owner(pid uint32, owners []allocation.Owner) (allocation.Owner, bool)
+	// Sweep ends a collection: answers may be kept until then.
 	Sweep()
 }
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/preferred"
 	"github.com/podgauge/podgauge/plugin/response"
@@ -58,13 +59,13 @@ type callSnapshot struct {
 	*deviceList
 	resource    string
 	statuses    []device.Status
-	allocations device.Allocations
+	allocations allocation.Snapshot
 }
 
 func (r *resourceState) snapshot() callSnapshot {
 	c := callSnapshot{deviceList: r.list(), resource: r.resource}
-	c.statuses, _ = r.Statuses()
-	c.allocations, _ = r.Allocations()
+	c.statuses, _ = r.Devices.Get()
+	c.allocations, _ = r.Allocations.Get()
 	return c
 }
 
@@ -112,7 +113,7 @@ func (c callSnapshot) resolveDevices(ids []device.AdvertisedID) (devices []devic
 func (c callSnapshot) checkID(id device.AdvertisedID, size int) (listItem, device.Status, requestError) {
 	i, found := c.find(id)
 	s, known := findStatus(c.statuses, id.Device())
-	var conflicts []device.Allocation
+	var conflicts []allocation.Allocation
 	if found && !i.replica {
 		conflicts, _ = c.rules.conflicts(c.allocations, c.resource, i.device.ID, id)
 	}

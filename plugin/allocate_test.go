@@ -1,190 +1,332 @@
 package plugin_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
+	"unicode/utf8"
 
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/plugin/preferred"
 	"github.com/podgauge/podgauge/plugin/response"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// formatResponse formats a container's environment and device nodes.
-func formatResponse(c *api.ContainerAllocateResponse) string {
-	var all []string
-	for name, value := range c.Envs {
-		all = append(all, name+"="+value)
-	}
-	slices.Sort(all)
-	for _, d := range c.Devices {
-		node := d.ContainerPath + ":" + d.Permissions
-		if d.HostPath != d.ContainerPath {
-			node = d.HostPath + ":" + node
+// sharingByIndex shares the GPUs with these indices.
+func sharingByIndex(counts map[int]config.DeviceSharing) func(string, []device.Device) []config.DeviceSharing {
+	return func(_ string, devices []device.Device) []config.DeviceSharing {
+		sharings := make([]config.DeviceSharing, len(devices))
+		for i, d := range devices {
+			sharings[i] = counts[d.Index]
 		}
-		all = append(all, node)
+		return sharings
 	}
-	if len(c.Mounts)+len(c.Annotations)+len(c.CdiDevices) > 0 {
-		all = append(all, "unexpected")
-	}
-	return strings.Join(all, " ")
 }
 
-// allocate calls Allocate with a request for each container; spaces separate
-// ids.
-func (s *fixture) allocate(containers ...string) (lines []string, err error) {
-	s.Helper()
-	got, err := s.dial(s.socket()).Allocate(s.ctx, allocateRequest(containers...))
-	for _, c := range got.GetContainerResponses() {
-		lines = append(lines, formatResponse(c))
-	}
-	return lines, err
+// sharedRules shares each device.
+func sharedRules(n int) plugin.Rules {
+	return plugin.Rules{Sharing: func(_ string, devices []device.Device) []config.DeviceSharing {
+		return slices.Repeat([]config.DeviceSharing{{Replicas: n}}, len(devices))
+	}}
 }
 
-func allocateRequest(containers ...string) *api.AllocateRequest {
-	r := &api.AllocateRequest{}
-	for _, ids := range containers {
-		r.ContainerRequests = append(r.ContainerRequests,
-			&api.ContainerAllocateRequest{DevicesIds: strings.Fields(ids)})
-	}
-	return r
-}
-
+// TestAllocate checks the visible devices of containers, or the rejection: its
+// text for the pod's status and the log, and its reason for the metric. The
+// newest devices and allocations decide, which the kubelet's list may lack.
 func TestAllocate(t *testing.T) {
-	const env = "NVIDIA_VISIBLE_DEVICES="
-	s := newFixture(t)
-	s.source.GetRules = constantRules(plugin.Rules{Response: response.Options{DeviceSpecs: true}})
-	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-	s.inventory.Set(unhealthy(unhealthy(statuses(11), 2, "xid_79"), 3, "lost"))
-	s.startKubelet()
-	s.startPlugin()
-	s.waitRegistered(9)
-	for _, row := range []struct {
+	onlyOne := plugin.Rules{Sharing: sharingByIndex(map[int]config.DeviceSharing{
+		0: {Replicas: 2, OnePerContainer: true}, 1: {Replicas: 2, OnePerContainer: true},
+	})}
+	distinct := sharedRules(2)
+	distinct.Policy = preferred.Distinct
+	withoutMPS := plugin.Rules{
+		Sharing:   sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 2}}),
+		MPSErrors: map[string]string{resource: "no daemon"},
+	}
+	unshared := plugin.Rules{}
+	reserving := plugin.Rules{ReserveClaimed: true}
+	const (
+		allFaults     = "GPU-2 is unhealthy (xid_79), GPU-3 is unhealthy (lost), GPU-77 is unknown"
+		tooMany       = " is shared: a container can request one such device, not 2"
+		twoReplicas   = "GPU-1::0" + tooMany + ", GPU-1::1" + tooMany
+		sameGPU       = "GPU-0::1 is of the same GPU as GPU-0::0"
+		withoutDaemon = "GPU-0::1 is unhealthy (mps_daemon)"
+		elsewhere     = "GPU-1 is allocated to another container, as "
+	)
+	for _, c := range []struct {
 		name       string
-		containers []string
-		want       []string // by container
-		err        string   // reason of the rejection
+		rules      plugin.Rules
+		newer      string // "devices; allocated" after the list
+		containers string // ids by container: "GPU-0 GPU-1; GPU-2"
+		want       string // visible devices by container, or the text of the rejection
+		reason     plugin.RejectReason
 	}{
-		{name: "one", containers: []string{"GPU-1"}, want: []string{env + "GPU-1 /dev/nvidiactl:rw /dev/nvidia1:rw"}},
-		{
-			name: "in the order of the node, not of names", containers: []string{"GPU-10 GPU-9"},
-			want: []string{env + "GPU-9,GPU-10 /dev/nvidiactl:rw /dev/nvidia9:rw /dev/nvidia10:rw"},
-		},
-		{
-			name: "two containers", containers: []string{"GPU-1", "GPU-0"},
-			want: []string{
-				env + "GPU-1 /dev/nvidiactl:rw /dev/nvidia1:rw",
-				env + "GPU-0 /dev/nvidiactl:rw /dev/nvidia0:rw",
-			},
-		},
-		{name: "no container"},
-		{name: "unknown", containers: []string{"GPU-77"}, err: "cannot allocate: GPU-77 is unknown"},
-		{name: "no name", containers: []string{"::1"}, err: "cannot allocate: ::1 is unknown"},
-		{name: "part of a name", containers: []string{"GPU"}, err: "cannot allocate: GPU is unknown"},
-		{name: "unhealthy", containers: []string{"GPU-2"}, err: "cannot allocate: GPU-2 is unhealthy (xid_79)"},
-		{
-			name: "a replica of an unshared GPU", containers: []string{"GPU-1::0"},
-			err: "cannot allocate: GPU-1::0 is unknown",
-		},
-		{
-			name: "all wrong ids", containers: []string{"GPU-3 GPU-77 GPU-0 GPU-2"},
-			err: "cannot allocate: GPU-2 is unhealthy (xid_79), GPU-3 is unhealthy (lost), GPU-77 is unknown",
-		},
-		{
-			name: "in all containers", containers: []string{"GPU-77", "GPU-0", "GPU-2"},
-			err: "cannot allocate: GPU-2 is unhealthy (xid_79), GPU-77 is unknown",
-		},
-		{name: "nothing", containers: []string{""}, err: "cannot allocate: a container requests no device"},
+		{"one device", unshared, "", "GPU-1", "GPU-1", ""},
+		{"in the order of the node", unshared, "", "GPU-10 GPU-9", "GPU-9,GPU-10", ""},
+		{"two containers", unshared, "", "GPU-1; GPU-0", "GPU-1; GPU-0", ""},
+		{"no id", unshared, "", "", "a container requests no device", plugin.RejectNoIDs},
+		{"unknown", unshared, "", "GPU-77", "GPU-77 is unknown", plugin.RejectUnknown},
+		{"no name", unshared, "", "::1", "::1 is unknown", plugin.RejectUnknown},
+		{"a part of a name", unshared, "", "GPU", "GPU is unknown", plugin.RejectUnknown},
+		{"a replica of an unshared GPU", unshared, "", "GPU-1::0", "GPU-1::0 is unknown", plugin.RejectUnknown},
+		{"unhealthy", unshared, "", "GPU-2", "GPU-2 is unhealthy (xid_79)", plugin.RejectUnhealthy},
+		{"all faults", unshared, "", "GPU-77; GPU-0; GPU-3 GPU-2", allFaults, plugin.RejectUnhealthy},
+		{"failed since the list", unshared, "0 1!;", "GPU-1", "GPU-1 is unhealthy ()", plugin.RejectUnhealthy},
+		{"gone since the list", unshared, "0;", "GPU-1", "GPU-1 is unknown", plugin.RejectUnknown},
+
+		{"replicas", sharedRules(2), "", "GPU-0::1 GPU-0::0", "GPU-0", ""},
+		{"one replica allowed", onlyOne, "", "GPU-0::0", "GPU-0", ""},
+		{"two replicas, one allowed", onlyOne, "", "GPU-1::1 GPU-1::0", twoReplicas, plugin.RejectTooMany},
+		{"distinct GPUs", distinct, "", "GPU-0::0 GPU-1::1", "GPU-0,GPU-1", ""},
+		{"two replicas of a distinct GPU", distinct, "", "GPU-0::0 GPU-0::1", sameGPU, plugin.RejectSameGPU},
+		{"no MPS daemon, a replica", withoutMPS, "", "GPU-0::1", withoutDaemon, plugin.RejectUnhealthy},
+		{"no MPS daemon, an unshared GPU", withoutMPS, "", "GPU-1", "GPU-1", ""},
+
+		{"as a second resource", unshared, "0 1; nvidia.com/a100=GPU-1", "GPU-1", elsewhere + "GPU-1 of nvidia.com/a100", plugin.RejectAllocated},
+		{"by a withdrawn replica", unshared, "0 1; GPU-1::3", "GPU-0 GPU-1", elsewhere + "GPU-1::3 of nvidia.com/gpu", plugin.RejectAllocated},
+		{"another device is allocated", unshared, "0 1; nvidia.com/a100=GPU-1", "GPU-0", "GPU-0", ""},
+		{"the kubelet knows the end first", unshared, "0 1; GPU-1", "GPU-1", "GPU-1", ""},
+		{"another replica is allocated", sharedRules(2), "0 1; GPU-1::0", "GPU-1::1", "GPU-1", ""},
+		{"a claim", unshared, "0 1; gpu.nvidia.com=GPU-1", "GPU-1", "GPU-1", ""},
+		{"a reserving claim", reserving, "0 1; gpu.nvidia.com=GPU-1", "GPU-1", elsewhere + "GPU-1 of gpu.nvidia.com", plugin.RejectAllocated},
 	} {
-		got, err := s.allocate(row.containers...)
-		if !slices.Equal(got, row.want) {
-			t.Errorf("%s: got %q, want %q", row.name, got, row.want)
-		}
-		if status.Convert(err).Message() != row.err || err != nil && status.Code(err) != codes.FailedPrecondition {
-			t.Errorf("%s: got error %v, want %q", row.name, err, row.err)
-		}
-		s.wantAllocation(row.name, row.containers, row.err)
+		t.Run(c.name, func(t *testing.T) {
+			s := newFixture(t)
+			s.rules.Set(c.rules)
+			lists := s.watchLists(unhealthy(unhealthy(statuses(11), 2, "xid_79"), 3, "lost"))
+			if devices, allocated, found := strings.Cut(c.newer, ";"); found {
+				s.inventory.Replace(parseStatuses(devices)) // without a wake-up
+				s.allocations.Replace(parseAllocations(allocated))
+			}
+			containers := strings.Split(c.containers, ";")
+			got, err := lists.allocate(containers...)
+			if c.reason == "" && strings.Join(got, "; ") != c.want {
+				t.Errorf("visible devices: got %q, want %q", got, c.want)
+			}
+			s.wantRejection(err, containers, c.reason, c.want)
+		})
 	}
 }
 
-// constantRules returns rules that never change.
-func constantRules(r plugin.Rules) func() (plugin.Rules, <-chan struct{}) {
-	return func() (plugin.Rules, <-chan struct{}) { return r, nil }
+// TestEndOfAnAllocation checks that the end of an allocation counts before the
+// next list.
+func TestEndOfAnAllocation(t *testing.T) {
+	s := newFixture(t)
+	s.allocations.Set(parseAllocations("GPU-1::3"))
+	lists := s.watchLists(parseStatuses("0 1"))
+	s.allocations.Replace(parseAllocations(""))
+	if got, err := lists.allocate("GPU-1"); err != nil || !slices.Equal(got, []string{"GPU-1"}) {
+		t.Errorf("got %q, %v", got, err)
+	}
 }
 
-// wantAllocation checks the events of the single call since the last check.
-func (s *fixture) wantAllocation(name string, containers []string, rejection string) {
+// wantRejection checks error, hooks and log after an Allocate; the reason is
+// empty without a rejection.
+func (s *fixture) wantRejection(err error, containers []string, reason plugin.RejectReason, text string) {
 	s.Helper()
-	s.poll("the hooks have the call", func() bool {
-		s.recorded.mu.Lock()
-		defer s.recorded.mu.Unlock()
-		return len(s.recorded.allocateErrs) == 1 && (rejection != "" || len(s.recorded.allocated) == 1)
+	s.poll("the hooks have the call", func() (done bool) {
+		s.recorded.record(func() { done = len(s.recorded.allocateErrs) == 1 })
+		return done && (reason != "" || len(s.recorded.allocations()) == 1)
 	})
-	s.recorded.mu.Lock()
-	defer s.recorded.mu.Unlock()
 	var ids []device.AdvertisedID
 	for id := range strings.FieldsSeq(strings.Join(containers, " ")) {
 		ids = append(ids, device.AdvertisedID(id))
 	}
-	allocated, rejected, served := s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs[0]
-	ok := len(rejected) == 0 && served == nil
-	if rejection != "" {
-		ids = nil
-		ok = len(rejected) == 1 && rejected[0].err.Error() == rejection && served != nil
+	rejections, logged := s.recorded.takeRejections(), s.log.Matching("container rejected")
+	if reason == "" {
+		if err != nil || len(rejections)+len(logged) > 0 || !slices.Equal(s.recorded.allocations()[0], ids) {
+			s.Errorf("got %v, rejections %v, log %q, allocated %q", err, rejections, logged, s.recorded.allocations())
+		}
+		return
 	}
-	if !ok || !slices.Equal(slices.Concat(allocated...), ids) {
-		s.Errorf("%s: hooks: got allocated %q, rejected %v, served %v", name, allocated, rejected, served)
+	if status.Code(err) != codes.FailedPrecondition || status.Convert(err).Message() != "cannot allocate: "+text {
+		s.Errorf("got error %v, want %q", err, text)
 	}
-	s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs = nil, nil, nil
+	if len(rejections) != 1 || rejections[0].reason != reason || !slices.Equal(rejections[0].ids, ids) {
+		s.Errorf("hook: got %v, want reason %q", rejections, reason)
+	}
+	if len(logged) != 1 || !strings.Contains(logged[0], text) || len(s.recorded.allocations()) > 0 {
+		s.Errorf("got log %q, allocated %q", logged, s.recorded.allocations())
+	}
 }
 
-func pod(name string, n int) kubelet.PodSpec {
-	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{
-		Name:   "main",
-		Limits: map[string]int{resource: n},
-	}}}
+// TestRepeatedRejection checks that each rejection is counted but logged once:
+// the kubelet retries a start every few seconds, with the ids in random order.
+func TestRepeatedRejection(t *testing.T) {
+	s := newFixture(t)
+	lists := s.watchLists(parseStatuses("0! 1!"))
+	for _, ids := range []string{"GPU-0 GPU-7", "GPU-7 GPU-0", "GPU-0 GPU-7", "GPU-1"} {
+		if _, err := lists.allocate(ids); err == nil {
+			t.Errorf("%s: got no error, want a rejection", ids)
+		}
+	}
+	rejections := s.recorded.takeRejections()
+	otherReason := func(r rejection) bool { return r.reason != plugin.RejectUnhealthy }
+	if len(rejections) != 4 || slices.ContainsFunc(rejections, otherReason) {
+		t.Errorf("hook: got %v, want 4 times %q", rejections, plugin.RejectUnhealthy)
+	}
+	if lines := s.log.Matching("container rejected"); len(lines) != 2 { // a line for each fault
+		t.Errorf("log: got %q", lines)
+	}
 }
 
-// TestPodStatusHasTheRejection checks that the newest statuses decide: the
-// kubelet may request a device before it knows of the failure.
-func TestPodStatusHasTheRejection(t *testing.T) {
-	for _, row := range []struct {
-		name      string
-		inventory []device.Status
-		want      string
-	}{
-		{"unhealthy", unhealthy(statuses(1), 0, "xid_79"), "cannot allocate: GPU-0 is unhealthy (xid_79)"},
-		{"unknown", []device.Status{}, "cannot allocate: GPU-0 is unknown"},
+// TestMPSIsForReplicas checks that an unshared device beside MPS replicas needs
+// no daemon.
+func TestMPSIsForReplicas(t *testing.T) {
+	s := newFixture(t)
+	s.rules.Set(plugin.Rules{
+		Sharing:  sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 2}}),
+		Response: response.Options{MPSRoot: "/run/nvidia/mps"},
+	})
+	lists := s.watchLists(statuses(2))
+	for ids, want := range map[string]bool{"GPU-0::0": true, "GPU-1": false, "GPU-1 GPU-0::1": true} {
+		got, err := lists.Allocate(s.ctx, allocateRequest(ids))
+		s.must(err)
+		c := got.ContainerResponses[0]
+		if _, has := c.Envs["CUDA_MPS_PIPE_DIRECTORY"]; has != want || (len(c.Mounts) > 0) != want {
+			t.Errorf("%q: got environment %v, mounts %v", ids, c.Envs, c.Mounts)
+		}
+	}
+}
+
+// TestAllocateFollowsTheRules checks that Allocate applies the newest rules.
+func TestAllocateFollowsTheRules(t *testing.T) {
+	s := newFixture(t)
+	s.rules.Set(plugin.Rules{Response: response.Options{IDStrategy: response.Index}})
+	lists := s.watchLists(statuses(1))
+	if got, err := lists.allocate("GPU-0"); err != nil || !slices.Equal(got, []string{"0"}) {
+		t.Errorf("response: got %q, %v", got, err)
+	}
+	s.rules.Set(plugin.Rules{})
+	s.poll("the response follows the new rules", func() bool {
+		got, err := lists.allocate("GPU-0")
+		return err == nil && slices.Equal(got, []string{"GPU-0"})
+	})
+}
+
+// FuzzAllocate requests arbitrary ids, and checks that Allocate grants only
+// requested, healthy devices.
+func FuzzAllocate(f *testing.F) {
+	for _, seed := range []string{
+		"", "GPU-a", "GPU-b,GPU-a::1", "GPU-b,GPU-a", "GPU-a::0,GPU-a::1", "GPU-a::01", "GPU-x", "GPU-a|GPU-b",
+		"GPU-a|", ",", "::", "::GPU-a", "GPU-a::", "GPU-a::::1", "GPU-a:1", "gpu-a", "GPU-a\x00", "GPU-a,GPU-gone",
+		"|||", " GPU-a", strings.Repeat("GPU-a::7,", 100),
 	} {
-		t.Run(row.name, func(t *testing.T) {
-			eachVersion(t, func(s *fixture) {
-				var inventory atomic.Pointer[[]device.Status]
-				good := statuses(1)
-				inventory.Store(&good)
-				// without a wake-up
-				s.source.GetStatuses = func() ([]device.Status, <-chan struct{}) { return *inventory.Load(), nil }
-				s.startKubelet()
-				s.startPlugin()
-				s.waitRegistered(1)
-				inventory.Store(&row.inventory)
-				err := s.kubelet.RunPod(s.ctx, pod("unlucky", 1))
-				rejected := (*kubelet.AdmissionError)(nil)
-				if !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" ||
-					!strings.Contains(rejected.Message, row.want) {
-					s.Errorf("pod: got %v, want %q", err, row.want)
-				}
-				s.recorded.mu.Lock()
-				defer s.recorded.mu.Unlock()
-				if len(s.recorded.allocated) > 0 || len(s.recorded.rejected) != 1 {
-					s.Errorf("hooks: got allocated %q, rejected %v", s.recorded.allocated, s.recorded.rejected)
-				}
-			})
+		f.Add(seed)
+	}
+	all := statuses(3)
+	for i, id := range []device.ID{"GPU-a", "GPU-b", "GPU-x"} {
+		all[i].ID, all[i].GPU = id, device.GPU(id)
+	}
+	s := newFixture(f)
+	s.ctx = f.Context() // without a timeout
+	s.rules.Set(plugin.Rules{Sharing: sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 2}})})
+	lists := s.watchLists(unhealthy(all, 2, "lost"))
+	good := map[string]string{"GPU-b": "GPU-b", "GPU-a::0": "GPU-a", "GPU-a::1": "GPU-a"}
+	f.Fuzz(func(t *testing.T, text string) {
+		if !utf8.ValidString(text) {
+			return // gRPC rejects the request
+		}
+		r, wants, granted := &api.AllocateRequest{}, []string{}, true
+		for c := range strings.SplitSeq(text, "|") {
+			var ids, want []string
+			if c != "" {
+				ids = strings.Split(c, ",")
+			}
+			for _, id := range ids {
+				want = append(want, good[id])
+				granted = granted && good[id] != ""
+			}
+			granted = granted && len(ids) > 0
+			slices.Sort(want)
+			wants = append(wants, strings.Join(slices.Compact(want), ","))
+			r.ContainerRequests = append(r.ContainerRequests, &api.ContainerAllocateRequest{DevicesIds: ids})
+		}
+		resp, err := lists.Allocate(context.Background(), r)
+		if (err == nil) != granted {
+			t.Fatalf("%q: got %v, %v", text, resp, err)
+		}
+		for i, c := range resp.GetContainerResponses() {
+			if got := c.Envs["NVIDIA_VISIBLE_DEVICES"]; got != wants[i] {
+				t.Errorf("%q: container %d: got %q, want %q", text, i, got, wants[i])
+			}
+		}
+	})
+}
+
+// TestPreStart checks that the kubelet asks before each start if the rules
+// require the check, and that a faulty device rejects the start.
+func TestPreStart(t *testing.T) {
+	eachVersion(t, func(s *fixture) {
+		checks := make(chan bool, 10)
+		s.options.CheckUsable = func(_ context.Context, d device.Device, exclusive bool) error {
+			checks <- exclusive
+			return nil
+		}
+		s.start(2)
+		s.must(s.kubelet.RunPod(s.ctx, pod("unasked", resource, 1)))
+		old := s.socket()
+		s.rules.Set(plugin.Rules{PreStartCheck: true})
+		s.waitNewSocket(2, old)
+		s.must(s.kubelet.RunPod(s.ctx, pod("checked", resource, 1)))
+		if len(checks) != 1 || !<-checks {
+			s.Errorf("got %d more checks, want one of an exclusive device", len(checks))
+		}
+	})
+}
+
+// TestPreStartChecks covers a GPU that became shared, whose container restarts
+// beside containers of replicas, replicas of MPS, and a device that hangs.
+func TestPreStartChecks(t *testing.T) {
+	inUse := func(_ context.Context, d device.Device, exclusive bool) error {
+		if exclusive {
+			return fmt.Errorf("%s is in use by process 4711", d.ID)
+		}
+		return nil
+	}
+	hanging := func(ctx context.Context, d device.Device, _ bool) error {
+		<-ctx.Done()
+		return fmt.Errorf("%s does not respond", d.ID)
+	}
+	unchecked := func(context.Context, device.Device, bool) error { return errors.New("unnecessary check") }
+	noDaemon := sharedRules(2)
+	noDaemon.MPSErrors = map[string]string{resource: "no daemon"}
+	for _, c := range []struct {
+		name      string
+		rules     plugin.Rules
+		inventory string
+		allocated string
+		ids       string
+		check     func(context.Context, device.Device, bool) error
+		want      string // in the error; empty: accepted
+	}{
+		{"an exclusive GPU in use", plugin.Rules{}, "0", "", "GPU-0", inUse, "GPU-0 is in use by process 4711"},
+		{"a withdrawn GPU", sharedRules(2), "0", "GPU-0", "GPU-0", inUse, ""},
+		{"a withdrawn replica", plugin.Rules{}, "0", "GPU-0::1", "GPU-0::1", inUse, ""},
+		{"a withdrawn GPU that failed", sharedRules(2), "0!", "GPU-0", "GPU-0", unchecked, "GPU-0 is unhealthy ()"},
+		{"an allocated GPU that is gone", plugin.Rules{}, "0", "GPU-1", "GPU-1", unchecked, "GPU-1 is gone"},
+		{"no MPS daemon", noDaemon, "0", "", "GPU-0::1", unchecked, "GPU-0::1 is unhealthy (mps_daemon)"},
+		{"hanging and unknown devices", plugin.Rules{}, "0 1", "", "GPU-1 GPU-0 GPU-77", hanging, "GPU-0 does not respond, GPU-1 does not respond"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := newFixture(t)
+			c.rules.PreStartCheck = true
+			s.rules.Set(c.rules)
+			s.allocations.Set(parseAllocations(c.allocated))
+			s.options.CheckUsable = c.check
+			lists := s.watchLists(parseStatuses(c.inventory))
+			_, err := lists.PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: strings.Fields(c.ids)})
+			if got := strings.TrimPrefix(status.Convert(err).Message(), "cannot start: "); got != c.want {
+				t.Errorf("start: got error %v, want %q", err, c.want)
+			}
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -82,42 +83,41 @@ func findStatus(statuses []device.Status, id device.ID) (s device.Status, known 
 	return s, false
 }
 
-// retainedIDs are the reasons to keep withdrawn ids in a list.
-type retainedIDs struct {
-	allocated []device.AdvertisedID
-	sent      *deviceList // the kubelet's newest list; nil before the first
-}
-
-// carryOver adds withdrawn ids to a newer, unpublished list. The result is the
-// time of the next removal; zero: never.
+// carryOver adds withdrawn ids to a newer, unpublished list, while containers
+// have the allocated ids. The result is the time of the next removal; zero:
+// never.
 //
 //	withdrawn id                        is listed
 //	allocated, device listed by NVML    with the device's health, until released
 //	allocated, device gone              Unhealthy, until released
-//	unallocated, sent to the kubelet    Unhealthy, for removalDelay
-//	unallocated, never sent             no longer
+//	unallocated                         Unhealthy, for removalDelay
+//	unallocated, never registered       no longer
 //
 // Without an allocated id in the list, the kubelet reports the device as
 // healthy in the pod's status, so allocated ids stay. Some were listed by an
 // earlier process.
 func (l *deviceList) carryOver(
-	newer *deviceList, statuses []device.Status, retained retainedIDs, now time.Time,
+	newer *deviceList, statuses []device.Status, allocated []device.AdvertisedID, wasRegistered bool, now time.Time,
 ) (next time.Time) {
-	carried := retained.allocatedNotListed(l, statuses)
+	carried := l.missingItems(allocated, statuses)
 	carried = slices.DeleteFunc(carried, func(i listItem) bool { return newer.has(i.id) })
 	for _, i := range l.items {
 		if newer.has(i.id) {
 			continue
 		}
 		s, known := findStatus(statuses, i.device.ID)
-		i.allocated = slices.Contains(retained.allocated, i.id)
-		wasSent := i.removeAt.IsZero() && retained.sent != nil && retained.sent.has(i.id)
-		wasAllocated := !i.removeAt.IsZero() && i.healthy
+		i.allocated = slices.Contains(allocated, i.id)
+		isNew := i.removeAt.IsZero()
 		switch {
+		case !i.allocated && !wasRegistered:
+			continue
 		case i.allocated && known:
-			i.device, i.healthy, i.removeAt = &s.Device, s.Healthy, now.Add(removalDelay)
-		case i.allocated || wasSent || wasAllocated:
-			i.healthy, i.removeAt = false, now.Add(removalDelay)
+			i.device = &s.Device
+			i.healthy = s.Healthy
+			i.removeAt = now.Add(removalDelay)
+		case i.allocated, isNew, i.healthy: // a withdrawn id is only healthy while allocated
+			i.healthy = false
+			i.removeAt = now.Add(removalDelay)
 		case !i.removeAt.After(now):
 			continue
 		}
@@ -145,14 +145,14 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// allocatedNotListed returns items for allocated ids without an item, each
-// once: the kubelet counts a repeated id twice.
+// missingItems returns items for allocated ids without an item, each once: the
+// kubelet counts a repeated id twice.
 //
 // A device without a status was lost before this process started, and is
 // unhealthy.
-func (r retainedIDs) allocatedNotListed(list *deviceList, statuses []device.Status) (items []listItem) {
-	for _, id := range slices.Compact(slices.Sorted(slices.Values(r.allocated))) {
-		if list.has(id) {
+func (l *deviceList) missingItems(allocated []device.AdvertisedID, statuses []device.Status) (items []listItem) {
+	for _, id := range slices.Compact(slices.Sorted(slices.Values(allocated))) {
+		if l.has(id) {
 			continue
 		}
 		s, known := findStatus(statuses, id.Device())
@@ -175,7 +175,7 @@ func (r retainedIDs) allocatedNotListed(list *deviceList, statuses []device.Stat
 //
 // With an own allocation as well, the device stays healthy: the kubelet does
 // not allocate the id twice, and the pod's status shows the health of the id.
-func (l *deviceList) markConflicts(resource string, allocations device.Allocations) {
+func (l *deviceList) markConflicts(resource string, allocations allocation.Snapshot) {
 	for n := range l.items {
 		i := &l.items[n]
 		if i.replica || !i.removeAt.IsZero() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -30,6 +31,7 @@ type endpoint struct {
 	other      otherPlugin
 	socketName string // file name of the newest server's socket
 	loggedErr  string // why the newest server failed, as logged
+	published  bool   // in Options.Resources
 }
 
 func newEndpoint(o Options, resource string, sockets *folderWatch) *endpoint {
@@ -40,14 +42,10 @@ func newEndpoint(o Options, resource string, sockets *folderWatch) *endpoint {
 // run serves the resource until ctx is done.
 func (e *endpoint) run(ctx context.Context) error {
 	pause := backoff{Backoff: retry.Backoff{Min: minBackoff, Max: maxBackoff}}
-	released := e.list().withdrawn
 	for {
 		kubelet := e.waitForKubelet(ctx, pause)
 		if ctx.Err() != nil {
 			return nil
-		}
-		if released {
-			e.Hooks.OnResourceAdded(e.resource)
 		}
 		e.other.registeredByUs = true
 		uptime, err := e.serveOnce(ctx, kubelet)
@@ -55,8 +53,7 @@ func (e *endpoint) run(ctx context.Context) error {
 			return nil
 		}
 		e.logEnd(uptime, err)
-		if released = len(e.list().items) == 0; released {
-			e.Hooks.OnResourceReleased(e.resource)
+		if len(e.list().items) == 0 {
 			e.other.registeredByUs = !e.list().withdrawn // from now on, a foreign plugin may serve the resource
 		}
 		pause.until = time.Now().Add(pause.next(kubelet, uptime))
@@ -72,9 +69,10 @@ func (e *endpoint) waitForKubelet(ctx context.Context, pause backoff) socketID {
 		list, listChanged := e.devices.Get()
 		_, socketsChanged := e.sockets.Get()
 		wait, left := heartbeatInterval, time.Until(pause.until)
+		e.setPublished(len(list.items) > 0)
 		switch {
 		case len(list.items) == 0:
-			e.other.stopWaiting()
+			e.other.setWaiting(false)
 		case left > 0 && statSocket(e.kubeletSocket()) == pause.kubelet:
 			wait = min(wait, left)
 		default:
@@ -92,6 +90,22 @@ func (e *endpoint) waitForKubelet(ctx context.Context, pause backoff) socketID {
 		}
 	}
 	return socketID{}
+}
+
+// setPublished publishes the resource, or removes its published state.
+func (e *endpoint) setPublished(published bool) {
+	switch {
+	case published == e.published:
+		return
+	case published:
+		e.Hooks.OnResourceAdded(e.resource)
+		e.publish(func(*Resource) {})
+	default:
+		e.Resources.Update(func(all []Resource) []Resource {
+			return slices.DeleteFunc(slices.Clone(all), func(r Resource) bool { return r.Name == e.resource })
+		})
+	}
+	e.published = published
 }
 
 // kubeletSearch is the state of a search for a listening kubelet.
@@ -148,7 +162,6 @@ func (e *endpoint) serveOnce(ctx context.Context, kubelet socketID) (uptime time
 	if err != nil {
 		return 0, err
 	}
-	defer e.sentList.Store(nil)
 	defer s.stop()
 	err = s.register(ctx)
 	if ctx.Err() != nil {
@@ -156,8 +169,10 @@ func (e *endpoint) serveOnce(ctx context.Context, kubelet socketID) (uptime time
 	}
 	e.Hooks.OnRegistered(e.resource, err)
 	if err != nil {
+		e.publish(func(r *Resource) { r.Err = err.Error() })
 		return 0, err
 	}
+	e.publish(func(r *Resource) { r.Err = "" })
 	return s.watch(ctx, kubelet)
 }
 

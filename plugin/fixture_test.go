@@ -3,8 +3,6 @@ package plugin_test
 import (
 	"context"
 	"fmt"
-	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,9 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/testlog"
 )
 
 const (
@@ -22,19 +24,21 @@ const (
 	testTimeout = 30 * time.Second // for events that take less than a second
 )
 
-// fixture is a node's folder with a plugin and, if the test starts one, a
+// fixture is a node's folder with a plugin and, if the test starts it, a
 // simulated kubelet.
 type fixture struct {
-	*testing.T
-	ctx       context.Context
-	dir       string // the kubelet's
-	options   plugin.Options
-	source    *plugin.FakeSource // the plugin's
-	inventory device.Inventory
-	kubelet   *kubelet.Kubelet
-	plugin    *plugin.Plugin
-	log       *logLines
-	recorded  hookRecorder
+	testing.TB
+	ctx         context.Context
+	dir         string // the kubelet's
+	options     plugin.Options
+	inventory   device.Inventory
+	rules       pubsub.Value[plugin.Rules]
+	allocations pubsub.Value[allocation.Snapshot]
+	resources   pubsub.Value[[]plugin.Resource]
+	kubelet     *kubelet.Kubelet
+	plugin      *plugin.Plugin
+	log         testlog.Buffer
+	recorded    hookRecorder
 }
 
 // rejection is an event of EndpointHooks.OnRejected.
@@ -46,45 +50,33 @@ type rejection struct {
 
 // hookRecorder records the events of the plugin.
 type hookRecorder struct {
-	registeredAt chan time.Time // receives the time of each OnRegistered, unless nil
-
 	mu sync.Mutex
 	// All fields below are guarded by mu.
 	registered   []error
-	streams      int
-	maxStreams   int // of streams at the same time
-	sent         []string
 	allocateErrs []error
 	allocated    [][]device.AdvertisedID
 	rejected     []rejection
 }
 
-func newFixture(t *testing.T) *fixture {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*testTimeout)
 	t.Cleanup(cancel)
-	s := &fixture{T: t, ctx: ctx, dir: shortDir(t), log: newLogLines()}
-	s.source = &plugin.FakeSource{GetStatuses: s.inventory.Get}
-	s.options = plugin.Options{Dir: s.sockets(), DeviceSource: s.source, Log: slog.New(s.log), Hooks: &s.recorded}
-	return s
-}
-
-// shortDir returns a folder for sockets: t.TempDir contains the test's name,
-// and a socket's path has at most 107 bytes.
-func shortDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "pg")
-	if err != nil {
-		t.Fatal(err)
+	s := &fixture{TB: t, ctx: ctx, dir: background.Dir(t)}
+	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
+	s.options = plugin.Options{
+		Dir: s.sockets(), Log: s.log.Logger(), Hooks: &s.recorded,
+		Devices: &s.inventory, Rules: &s.rules, Allocations: &s.allocations, Resources: &s.resources,
+		Links: func() []device.Link { return nil },
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) }) //nolint:errcheck // a test's
-	return dir
+	return s
 }
 
 // eachVersion runs a test with each kubelet version.
 func eachVersion(t *testing.T, test func(s *fixture)) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
 		t.Run(string(version), func(t *testing.T) {
+			t.Parallel()
 			s := newFixture(t)
 			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir, Version: version})
 			test(s)
@@ -97,41 +89,18 @@ func (s *fixture) sockets(name ...string) string {
 	return filepath.Join(append([]string{s.dir, "device-plugins"}, name...)...)
 }
 
-// background runs a task until the end of the test, or until the returned
-// function is called, which returns the task's error.
-func (s *fixture) background(name string, run func(context.Context) error) (end func() error) {
-	ctx, cancel := context.WithCancel(s.ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- run(ctx) }()
-	end = sync.OnceValue(func() error {
-		cancel()
-		select {
-		case err := <-ended:
-			return err
-		case <-time.After(testTimeout):
-			return fmt.Errorf("%s: no end", name)
-		}
-	})
-	s.Cleanup(func() {
-		if err := end(); err != nil {
-			s.Errorf("%s: %v", name, err)
-		}
-	})
-	return end
-}
-
 // startKubelet starts the kubelet and waits until it serves.
-func (s *fixture) startKubelet() (end func() error) {
+func (s *fixture) startKubelet() (end func()) {
 	s.Helper()
-	end = s.background("kubelet", s.kubelet.Run)
+	end = background.Run(s, s.kubelet.Run)
 	s.wait("the kubelet serves", func(k kubelet.KubeletState) bool { return k.Serving })
 	return end
 }
 
 // startPlugin starts the plugin.
-func (s *fixture) startPlugin() (end func() error) {
+func (s *fixture) startPlugin() (end func()) {
 	s.plugin = plugin.New(s.options)
-	return s.background("plugin", s.plugin.Run)
+	return background.Run(s, s.plugin.Run)
 }
 
 // start starts kubelet and plugin, and waits until n healthy devices are
@@ -151,7 +120,7 @@ func (s *fixture) wait(event string, wanted func(kubelet.KubeletState) bool) tim
 	ctx, cancel := context.WithTimeout(s.ctx, testTimeout)
 	defer cancel()
 	if err := s.kubelet.Wait(ctx, wanted); err != nil {
-		s.Fatalf("%s: %v\n%s", event, err, s.log)
+		s.Fatalf("%s: %v\n%s", event, err, &s.log)
 	}
 	return time.Since(began)
 }
@@ -196,7 +165,12 @@ func (s *fixture) socket() string {
 // restart restarts the kubelet and waits until the new kubelet serves.
 func (s *fixture) restart(while func()) {
 	s.Helper()
-	if err := s.kubelet.Restart(s.ctx, while); err != nil {
+	s.must(s.kubelet.Restart(s.ctx, while))
+}
+
+func (s *fixture) must(err error) {
+	s.Helper()
+	if err != nil {
 		s.Fatal(err)
 	}
 }
@@ -204,9 +178,7 @@ func (s *fixture) restart(while func()) {
 // leftSockets returns the plugin's sockets on disk.
 func (s *fixture) leftSockets() []string {
 	all, err := filepath.Glob(s.sockets("podgauge-*"))
-	if err != nil {
-		s.Fatal(err)
-	}
+	s.must(err)
 	return all
 }
 
@@ -220,7 +192,7 @@ func (s *fixture) poll(event string, done func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			s.Fatalf("%s: not within %s\n%s", event, testTimeout, s.log)
+			s.Fatalf("%s: not within %s\n%s", event, testTimeout, &s.log)
 		}
 	}
 }
@@ -231,27 +203,9 @@ func receive[T any](s *fixture, sent <-chan T) (v T) {
 	select {
 	case v = <-sent:
 	case <-time.After(testTimeout):
-		s.Fatalf("got no value\n%s", s.log)
+		s.Fatalf("got no value\n%s", &s.log)
 	}
 	return v
-}
-
-// wantCleanRegistrations checks that each server had a new socket name without
-// a folder, and that streams did not overlap.
-func (s *fixture) wantCleanRegistrations() {
-	s.Helper()
-	names := map[string]bool{}
-	for _, r := range s.kubelet.State().Registrations {
-		if names[r.Endpoint] || strings.Contains(r.Endpoint, "/") {
-			s.Errorf("registered as %q after %v, want a new name", r.Endpoint, names)
-		}
-		names[r.Endpoint] = true
-	}
-	s.recorded.mu.Lock()
-	defer s.recorded.mu.Unlock()
-	if s.recorded.maxStreams > 1 {
-		s.Errorf("got %d streams at the same time", s.recorded.maxStreams)
-	}
 }
 
 func gpuID(i int) device.ID { return device.ID(fmt.Sprintf("GPU-%d", i)) }
@@ -268,6 +222,47 @@ func statuses(n int) []device.Status {
 	return all
 }
 
+// parseStatuses parses statuses: "0" is a GPU, "1m" a MIG-enabled GPU,
+// "1/1g.10gb" a MIG device of GPU 1. "!" marks an unhealthy device.
+func parseStatuses(words string) []device.Status {
+	all := []device.Status{}
+	for n, word := range strings.Fields(words) {
+		word, unhealthy := strings.CutSuffix(word, "!")
+		name, profile, isMIG := strings.Cut(word, "/")
+		name, mig := strings.CutSuffix(name, "m")
+		s := device.Status{Healthy: !unhealthy, Device: device.Device{
+			GPU: device.GPU("GPU-" + name), MIGEnabled: mig, NUMANode: -1,
+		}}
+		fmt.Sscan(name, &s.Index) //nolint:errcheck // test data is valid
+		s.ID = device.ID(s.GPU)
+		if isMIG {
+			s.ID, s.Profile = device.ID(fmt.Sprintf("MIG-%d", n)), profile
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// parseAllocations parses ids of the resource, and resource=id.
+func parseAllocations(words string) allocation.Snapshot {
+	a := allocation.Snapshot{Complete: true}
+	for word := range strings.FieldsSeq(words) {
+		name, id, other := strings.Cut(word, "=")
+		if !other {
+			name, id = resource, word
+		}
+		a.All = append(a.All, allocation.Allocation{Resource: name, DeviceID: device.AdvertisedID(id)})
+	}
+	slices.SortFunc(a.All, allocation.Compare)
+	return a
+}
+
+// pod returns a pod of a single container with n devices of a resource.
+func pod(name, resource string, n int) kubelet.PodSpec {
+	main := kubelet.ContainerSpec{Name: "main", Limits: map[string]int{resource: n}}
+	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{main}}
+}
+
 // unhealthy marks a GPU unhealthy.
 func unhealthy(all []device.Status, i int, reason string) []device.Status {
 	all[i].Healthy, all[i].Reason = false, reason
@@ -280,23 +275,11 @@ func (h *hookRecorder) record(change func()) {
 	change()
 }
 
-func (h *hookRecorder) OnResourceAdded(string)     {}
-func (h *hookRecorder) OnResourceReleased(string)  {}
-func (h *hookRecorder) OnOtherPlugin(string, bool) {}
+func (h *hookRecorder) OnResourceAdded(string) {}
+func (h *hookRecorder) OnListSent()            {}
 
 func (h *hookRecorder) OnRegistered(_ string, err error) {
 	h.record(func() { h.registered = append(h.registered, err) })
-	if h.registeredAt != nil {
-		h.registeredAt <- time.Now()
-	}
-}
-
-func (h *hookRecorder) OnStreamCount(_ string, n int) {
-	h.record(func() { h.streams, h.maxStreams = n, max(h.maxStreams, n) })
-}
-
-func (h *hookRecorder) OnListSent(_ string, devices, healthy int) {
-	h.record(func() { h.sent = append(h.sent, fmt.Sprintf("%d/%d", healthy, devices)) })
 }
 
 func (h *hookRecorder) OnCallServed(method string, _ time.Duration, err error) {
@@ -313,67 +296,25 @@ func (h *hookRecorder) OnRejected(_ string, ids []device.AdvertisedID, reason pl
 	h.record(func() { h.rejected = append(h.rejected, rejection{ids, reason, err}) })
 }
 
-func (h *hookRecorder) registrations() []error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return append([]error(nil), h.registered...)
+func (h *hookRecorder) registrations() (all []error) {
+	h.record(func() { all = slices.Clone(h.registered) })
+	return all
 }
 
-// logLines is a log handler that collects lines and notifies of each.
-type logLines struct {
-	mu      sync.Mutex
-	all     []string      // guarded by mu
-	changed chan struct{} // closed and replaced with each line; guarded by mu
+// allocations returns the ids of each successful Allocate.
+func (h *hookRecorder) allocations() (all [][]device.AdvertisedID) {
+	h.record(func() { all = slices.Clone(h.allocated) })
+	return all
 }
 
-func newLogLines() *logLines { return &logLines{changed: make(chan struct{})} }
-
-func (l *logLines) Enabled(context.Context, slog.Level) bool { return true }
-func (l *logLines) WithAttrs([]slog.Attr) slog.Handler       { return l }
-func (l *logLines) WithGroup(string) slog.Handler            { return l }
-
-func (l *logLines) Handle(_ context.Context, r slog.Record) error {
-	line := r.Time.Format("05.000 ") + r.Message
-	r.Attrs(func(a slog.Attr) bool { line += " " + a.String(); return true })
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.all = append(l.all, line)
-	close(l.changed)
-	l.changed = make(chan struct{})
-	return nil
-}
-
-func (l *logLines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Join(l.all, "\n")
-}
-
-// matching returns the lines that contain a text.
-func (l *logLines) matching(text string) (some []string) {
-	for line := range strings.SplitSeq(l.String(), "\n") {
-		if strings.Contains(line, text) {
-			some = append(some, line)
-		}
-	}
-	return some
+// takeRejections returns the rejections since the last call.
+func (h *hookRecorder) takeRejections() (all []rejection) {
+	h.record(func() { all, h.rejected = h.rejected, nil })
+	return all
 }
 
 // waitLine waits for the n-th line that contains a text.
 func (s *fixture) waitLine(n int, text string) {
 	s.Helper()
-	deadline := time.After(testTimeout)
-	for {
-		s.log.mu.Lock()
-		changed := s.log.changed
-		s.log.mu.Unlock()
-		if len(s.log.matching(text)) >= n {
-			return
-		}
-		select {
-		case <-changed:
-		case <-deadline:
-			s.Fatalf("the log has no %d lines with %q:\n%s", n, text, s.log)
-		}
-	}
+	s.poll(fmt.Sprintf("%d log lines with %q", n, text), func() bool { return len(s.log.Matching(text)) >= n })
 }

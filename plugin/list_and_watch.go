@@ -27,33 +27,36 @@ func (s *server) GetDevicePluginOptions(context.Context, *api.Empty) (*api.Devic
 func (s *server) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
 	isKubelet := s.kubeletStream.CompareAndSwap(false, true)
 	if isKubelet {
+		s.wasRegistered.Store(true)
 		close(s.kubeletStreamOpened)
 		s.unregistered.Set(nil)
-		s.Hooks.OnStreamCount(s.resource, 1)
+		s.publish(func(r *Resource) { r.Registered = true })
 		defer func() {
 			close(s.kubeletStreamEnded)
 			s.unregistered.Set(errors.New("the kubelet's stream ended"))
-			s.Hooks.OnStreamCount(s.resource, 0)
+			s.publish(func(r *Resource) { r.Registered = false })
 		}()
 	}
 	sent := &api.ListAndWatchResponse{} // an empty first list is not sent
+	processes := 0
 	for {
 		list, changed := s.devices.Get()
-		resp := list.toResponse()
-		if !proto.Equal(resp, sent) {
-			if isKubelet {
-				s.sentList.Store(list) // before Send: the kubelet may choose from the list before Send returns
-			}
+		_, socketsChanged := s.sockets.Get()
+		before := processes
+		processes = len(resourceSockets(s.Dir, s.resource))
+		if resp := list.toResponse(); processes < before || !proto.Equal(resp, sent) {
 			if err := stream.Send(resp); err != nil {
 				return err
 			}
 			sent = resp
 			if isKubelet {
-				s.Hooks.OnListSent(s.resource, len(list.items), list.healthyCount())
+				s.Hooks.OnListSent()
+				s.publish(func(r *Resource) { r.Devices, r.Healthy = len(list.items), list.healthyCount() })
 			}
 		}
 		select {
 		case <-changed:
+		case <-socketsChanged:
 		case <-s.stopping:
 			return nil
 		case <-stream.Context().Done():

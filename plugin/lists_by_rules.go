@@ -126,22 +126,39 @@ func (r Rules) addDevices(lists map[string]*deviceList, name string, statuses []
 	}
 }
 
-// ResourceIDs has the ids of a resource.
-type ResourceIDs struct {
-	Resource string
-	IDs      []device.AdvertisedID
-}
-
-// Preview returns the offered ids by resource, and warnings about devices
-// without a resource.
-func (r Rules) Preview(statuses []device.Status) (all []ResourceIDs, warnings []string) {
+// Preview returns the resources with the offered ids, and warnings about
+// devices without a resource.
+func (r Rules) Preview(statuses []device.Status) (all []Resource, warnings []string) {
 	lists, warnings := r.deviceLists(statuses)
-	for _, resource := range slices.Sorted(maps.Keys(lists)) {
-		ids := make([]device.AdvertisedID, len(lists[resource].items))
-		for n, i := range lists[resource].items {
+	for _, name := range slices.Sorted(maps.Keys(lists)) {
+		ids := make([]device.AdvertisedID, len(lists[name].items))
+		for n, i := range lists[name].items {
 			ids[n] = i.id
 		}
-		all = append(all, ResourceIDs{resource, ids})
+		all = append(all, Resource{Name: name, IDs: ids})
 	}
 	return all, warnings
+}
+
+// WithRegistrations returns the resources by the rules, with the published
+// state of their registrations.
+func (r Rules) WithRegistrations(statuses []device.Status, published []Resource) []Resource {
+	all, _ := r.Preview(statuses)
+	for i := range all {
+		resource := &all[i]
+		if n := slices.IndexFunc(published, func(p Resource) bool { return p.Name == resource.Name }); n >= 0 {
+			ids := resource.IDs
+			*resource = published[n]
+			resource.IDs = ids
+		}
+		isReplica := func(id device.AdvertisedID) bool { return id != id.Device().Advertised() }
+		switch {
+		case !slices.ContainsFunc(resource.IDs, isReplica):
+		case r.Response.MPSRoot != "":
+			resource.Sharing = "MPS"
+		default:
+			resource.Sharing = "time-slicing"
+		}
+	}
+	return all
 }

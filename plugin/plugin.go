@@ -1,14 +1,15 @@
 // Package plugin is a device plugin: it lists the node's devices for the
 // kubelet and keeps the resources registered.
 //
-// The API is the kubelet's device-plugin API v1beta1; the lists follow from a
-// DeviceSource. Each resource has an endpoint, and each endpoint runs a
-// sequence of servers: a restarted kubelet, a deleted socket, a rejected
-// registration and a broken stream all end a server, and the next server is the
-// only recovery.
+// The API is the kubelet's device-plugin API v1beta1; the lists follow from the
+// published devices, rules and allocations. Each resource has an endpoint, and
+// each endpoint runs a sequence of servers: a restarted kubelet, a deleted
+// socket, a rejected registration and a broken stream all end a server, and the
+// next server is the only recovery.
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +19,9 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
 	"golang.org/x/sync/errgroup"
 )
@@ -37,15 +40,13 @@ type Plugin struct {
 	// All below belong to Run.
 	sockets        *folderWatch
 	loggedWarnings []string
-	lastInput      updateInput
-	nextUpdate     time.Time // with the same input; zero: never
 }
 
 // New returns a plugin.
 func New(o Options) *Plugin {
-	if o.Resources != nil {
-		o.Hooks = &registrations{EndpointHooks: o.Hooks, published: o.Resources}
-	}
+	o.Rules = cmp.Or(o.Rules, new(pubsub.Value[Rules]))
+	o.Allocations = cmp.Or(o.Allocations, new(pubsub.Value[allocation.Snapshot]))
+	o.Resources = cmp.Or(o.Resources, new(pubsub.Value[[]Resource]))
 	return &Plugin{Options: o, newWatcher: fsnotify.NewWatcher, endpoints: map[string]*endpoint{}}
 }
 
@@ -53,8 +54,8 @@ func New(o Options) *Plugin {
 // resource that a foreign plugin serves is no reason: otherwise nodes that wait
 // for a migration would stop the rollout.
 func (p *Plugin) Ready() error {
-	statuses, _ := p.Statuses()
-	if rules, _ := p.Rules(); len(statuses) > 0 && rules.NotReady != nil {
+	statuses, _ := p.Devices.Get()
+	if rules, _ := p.Rules.Get(); len(statuses) > 0 && rules.NotReady != nil {
 		return rules.NotReady
 	}
 	p.mu.Lock()
@@ -65,6 +66,9 @@ func (p *Plugin) Ready() error {
 	}
 	return p.eachEndpoint((*endpoint).ready)
 }
+
+// sameBacking reports whether two slices share memory.
+func sameBacking[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
 // Alive returns an error if a loop has stopped.
 func (p *Plugin) Alive() error {
@@ -88,20 +92,24 @@ func (p *Plugin) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	p.sockets = &folderWatch{dir: p.Dir, newWatcher: p.newWatcher, log: p.Log}
 	group.Go(func() error { return p.sockets.run(ctx) })
+	var last updateInput
+	var next time.Time // of an update with the same input; zero: never
 	for ctx.Err() == nil {
 		p.Beat()
-		statuses, statusesChanged := p.Statuses()
-		rules, rulesChanged := p.Rules()
-		allocations, allocationsChanged := p.Allocations()
-		due := !p.nextUpdate.IsZero() && !time.Now().Before(p.nextUpdate)
-		input := updateInput{statuses, rulesChanged, allocations}
-		if statuses != nil && rules.NotReady == nil && (due || !input.equal(p.lastInput)) {
-			p.nextUpdate = p.update(ctx, group, rules, statuses, allocations)
-			p.lastInput = input
-		}
+		statuses, statusesChanged := p.Devices.Get()
+		rules, rulesChanged := p.Rules.Get()
+		allocations, allocationsChanged := p.Allocations.Get()
 		wait := retry.Aligned(heartbeatInterval)
-		if !p.nextUpdate.IsZero() {
-			wait = min(wait, time.Until(p.nextUpdate))
+		if statuses != nil && rules.NotReady == nil {
+			input := updateInput{statuses, rulesChanged, allocations.All}
+			isDue := !next.IsZero() && !time.Now().Before(next)
+			if isDue || !input.equal(last) {
+				next = p.update(ctx, group, rules, statuses, allocations)
+				last = input
+			}
+			if !next.IsZero() {
+				wait = min(wait, time.Until(next))
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -120,23 +128,19 @@ func (p *Plugin) Run(ctx context.Context) error {
 type updateInput struct {
 	statuses     []device.Status
 	rulesChanged <-chan struct{}
-	allocations  device.Allocations
+	allocations  []allocation.Allocation
 }
 
-// sameBacking reports whether two slices share memory.
-func sameBacking[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
-
 func (u updateInput) equal(other updateInput) bool {
-	sameDevice := func(a, b device.Allocation) bool { return a.Resource == b.Resource && a.DeviceID == b.DeviceID }
+	sameDevice := func(a, b allocation.Allocation) bool { return a.Resource == b.Resource && a.DeviceID == b.DeviceID }
 	return sameBacking(u.statuses, other.statuses) && u.rulesChanged == other.rulesChanged &&
-		u.allocations.Complete == other.allocations.Complete &&
-		slices.EqualFunc(u.allocations.All, other.allocations.All, sameDevice)
+		slices.EqualFunc(u.allocations, other.allocations, sameDevice)
 }
 
 // update publishes each resource's list. The result is the time of the next
 // update with the same input; zero: never.
 func (p *Plugin) update(
-	ctx context.Context, group *errgroup.Group, rules Rules, statuses []device.Status, allocations device.Allocations,
+	ctx context.Context, group *errgroup.Group, rules Rules, statuses []device.Status, allocations allocation.Snapshot,
 ) (next time.Time) {
 	lists, warnings := rules.deviceLists(statuses)
 	for _, w := range warnings {
@@ -154,9 +158,6 @@ func (p *Plugin) update(
 		p.mu.Lock()
 		p.endpoints[resource] = e
 		p.mu.Unlock()
-		if lists[resource] != nil {
-			p.Hooks.OnResourceAdded(resource)
-		}
 		added = append(added, e)
 	}
 	for resource, e := range p.endpoints {

@@ -41,9 +41,9 @@ func (s *server) checkDevices(ctx context.Context, ids []device.AdvertisedID) []
 	if !list.rules.PreStartCheck {
 		return nil
 	}
-	statuses, _ := s.Statuses()
+	statuses, _ := s.Devices.Get()
 	var errs []requestError
-	checks := map[device.ID]UsabilityCheck{}
+	checks := map[device.ID]usabilityCheck{}
 	for _, id := range ids {
 		i, found := list.find(id)
 		if !found {
@@ -59,19 +59,25 @@ func (s *server) checkDevices(ctx context.Context, ids []device.AdvertisedID) []
 		case i.unusableReason != "" && !withdrawn:
 			errs = append(errs, rejectf(RejectUnhealthy, "%s is unhealthy (%s)", id, i.unusableReason))
 		default:
-			checks[d.ID] = UsabilityCheck{Device: d.Device, Exclusive: !withdrawn && !i.replica}
+			checks[d.ID] = usabilityCheck{device: d.Device, exclusive: !withdrawn && !i.replica}
 		}
 	}
 	return append(errs, s.runChecks(ctx, checks)...)
 }
 
+// usabilityCheck asks whether a container can start on a device.
+type usabilityCheck struct {
+	device    device.Device
+	exclusive bool
+}
+
 // runChecks runs all checks at once, for preStartTimeout at most.
-func (s *server) runChecks(ctx context.Context, checks map[device.ID]UsabilityCheck) (errs []requestError) {
+func (s *server) runChecks(ctx context.Context, checks map[device.ID]usabilityCheck) (errs []requestError) {
 	ctx, cancel := context.WithTimeout(ctx, preStartTimeout)
 	defer cancel()
 	results := make(chan error, len(checks))
 	for _, c := range checks {
-		go func() { results <- s.CheckUsable(ctx, c) }() // received below; returns when ctx is done
+		go func() { results <- s.CheckUsable(ctx, c.device, c.exclusive) }() // received below; returns when ctx is done
 	}
 	for range checks {
 		if err := <-results; err != nil {

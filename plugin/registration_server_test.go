@@ -5,8 +5,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 
+	"github.com/podgauge/podgauge/internal/device"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -23,19 +26,21 @@ func (d *registrationServer) Register(ctx context.Context, r *api.RegisterReques
 	return &api.Empty{}, d.handle(ctx, r.GetEndpoint())
 }
 
+// hangRegister is a kubelet that does not answer.
+func hangRegister(ctx context.Context, _ string) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
 // serveRegistration replaces the kubelet's socket. The returned function ends
 // the server and leaves the socket, like a killed kubelet.
 func (s *fixture) serveRegistration(handle func(ctx context.Context, endpoint string) error) (end func()) {
 	s.Helper()
 	path := s.sockets("kubelet.sock")
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		s.Fatal(err)
-	}
+	s.must(os.MkdirAll(filepath.Dir(path), 0o755))
 	os.Remove(path) //nolint:errcheck // may not exist
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	if err != nil {
-		s.Fatal(err)
-	}
+	s.must(err)
 	listener.SetUnlinkOnClose(false)
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	api.RegisterRegistrationServer(server, &registrationServer{handle: handle})
@@ -55,21 +60,102 @@ func (s *fixture) serveRegistration(handle func(ctx context.Context, endpoint st
 func (s *fixture) dial(endpoint string) api.DevicePluginClient {
 	s.Helper()
 	conn, err := grpc.NewClient("unix:"+s.sockets(endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		s.Fatal(err)
-	}
+	s.must(err)
 	s.Cleanup(func() { conn.Close() }) //nolint:errcheck // end of the test
 	return api.NewDevicePluginClient(conn)
 }
 
 // stream opens a ListAndWatch stream and waits for the first list.
-func (s *fixture) stream(ctx context.Context, endpoint string) (grpc.ServerStreamingClient[api.ListAndWatchResponse],
-	*api.ListAndWatchResponse, error,
-) {
-	stream, err := s.dial(endpoint).ListAndWatch(ctx, &api.Empty{})
+func (s *fixture) stream(ctx context.Context, endpoint string) (*listStream, error) {
+	client := s.dial(endpoint)
+	stream, err := client.ListAndWatch(ctx, &api.Empty{})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	first, err := stream.Recv()
-	return stream, first, err
+	return &listStream{s, client, stream, formatList(first)}, err
+}
+
+// listStream is a stream of lists, with the plugin's client.
+type listStream struct {
+	*fixture
+	api.DevicePluginClient
+	stream grpc.ServerStreamingClient[api.ListAndWatchResponse]
+	newest string // "GPU-0 GPU-1!": GPU-1 is unhealthy
+}
+
+// watchLists starts the plugin with the statuses, and watches as the kubelet
+// does.
+func (s *fixture) watchLists(all []device.Status) *listStream {
+	s.Helper()
+	s.inventory.Set(all)
+	streams := make(chan *listStream, 1)
+	s.serveRegistration(func(ctx context.Context, endpoint string) error {
+		if _, err := s.dial(endpoint).GetDevicePluginOptions(ctx, &api.Empty{}); err != nil {
+			return err
+		}
+		stream, err := s.stream(s.ctx, endpoint)
+		if err == nil {
+			streams <- stream
+		}
+		return err
+	})
+	s.startPlugin()
+	return receive(s, streams)
+}
+
+func formatList(list *api.ListAndWatchResponse) string {
+	var all []string
+	for _, d := range list.GetDevices() {
+		id := d.ID
+		if d.Health != api.Healthy {
+			id += "!"
+		}
+		all = append(all, id)
+	}
+	return strings.Join(all, " ")
+}
+
+// want receives lists up to the wanted list.
+func (l *listStream) want(step, want string) {
+	l.Helper()
+	for l.newest != want {
+		list, err := l.stream.Recv()
+		if err != nil {
+			l.Fatalf("%s: got list %q, then %v; want %q", step, l.newest, err, want)
+		}
+		l.newest = formatList(list)
+	}
+}
+
+// allocate calls Allocate for containers and returns the visible devices of
+// each; spaces separate ids.
+func (l *listStream) allocate(containers ...string) (visible []string, err error) {
+	r, err := l.Allocate(l.ctx, allocateRequest(containers...))
+	for _, c := range r.GetContainerResponses() {
+		visible = append(visible, c.Envs["NVIDIA_VISIBLE_DEVICES"])
+	}
+	return visible, err
+}
+
+func allocateRequest(containers ...string) *api.AllocateRequest {
+	r := &api.AllocateRequest{}
+	for _, ids := range containers {
+		c := &api.ContainerAllocateRequest{DevicesIds: strings.Fields(ids)}
+		r.ContainerRequests = append(r.ContainerRequests, c)
+	}
+	return r
+}
+
+// prefer returns the preferred ids for a container.
+func (l *listStream) prefer(size int, available string) string {
+	l.Helper()
+	c := &api.ContainerPreferredAllocationRequest{
+		AvailableDeviceIDs: strings.Fields(available), AllocationSize: int32(size),
+	}
+	a, err := l.GetPreferredAllocation(l.ctx, &api.PreferredAllocationRequest{
+		ContainerRequests: []*api.ContainerPreferredAllocationRequest{c},
+	})
+	l.must(err)
+	return strings.Join(slices.Sorted(slices.Values(a.ContainerResponses[0].DeviceIDs)), " ")
 }

@@ -2,7 +2,6 @@ package plugin_test
 
 import (
 	"context"
-	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -10,11 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/podresources"
+	"github.com/podgauge/podgauge/test/helpers/background"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -22,10 +24,8 @@ const renamedResource = "nvidia.com/a100"
 
 // renamingRules returns rules with the new name for all devices.
 func renamingRules() plugin.Rules {
-	return plugin.Rules{Resources: config.ResourceNames{GPUs: []config.NamePattern{{
-		Pattern: "*",
-		Name:    renamedResource,
-	}}}}
+	renamed := []config.NamePattern{{Pattern: "*", Name: renamedResource}}
+	return plugin.Rules{Resources: config.ResourceNames{GPUs: renamed}}
 }
 
 // eachVersionWithClock runs a test with each kubelet version and a test clock.
@@ -33,6 +33,7 @@ func renamingRules() plugin.Rules {
 func eachVersionWithClock(t *testing.T, test func(s *fixture, later func(time.Duration))) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
 		t.Run(string(version), func(t *testing.T) {
+			t.Parallel()
 			s := newFixture(t)
 			var offset atomic.Int64
 			s.kubelet = kubelet.New(kubelet.Options{
@@ -51,13 +52,7 @@ type allocationHooks struct {
 	client *podresources.Client
 }
 
-func (h allocationHooks) OnRegistered(_ string, err error) {
-	if err == nil {
-		h.client.OnRegistered()
-	}
-}
-
-func (h allocationHooks) OnListSent(string, int, int) { h.client.OnListSent() }
+func (h allocationHooks) OnListSent() { h.client.OnListSent() }
 
 func (h allocationHooks) OnAllocated(resource string, ids []device.AdvertisedID) {
 	h.client.OnAllocated(resource, ids)
@@ -65,23 +60,21 @@ func (h allocationHooks) OnAllocated(resource string, ids []device.AdvertisedID)
 
 // startProcess runs a plugin and a client for allocations, as a process of
 // podgauge does.
-func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
+func (s *fixture) startProcess(rules plugin.Rules) (end func()) {
 	s.Helper()
+	allocations := &pubsub.Value[allocation.Snapshot]{}
 	client, err := podresources.New(s.kubelet.PodResourcesSocket(), podresources.Options{
-		Log: slog.New(s.log), CheckpointPath: s.sockets(podresources.CheckpointFile),
+		Log: s.log.Logger(), CheckpointPath: s.sockets(podresources.CheckpointFile), Allocations: allocations,
 	})
-	if err != nil {
-		s.Fatal(err)
-	}
+	s.must(err)
 	o := s.options
 	o.WithdrawnTimeout = time.Second
-	o.DeviceSource = &plugin.FakeSource{
-		GetStatuses: s.inventory.Get, GetRules: constantRules(rules),
-		GetAllocations: client.Snapshot,
-	}
+	o.Rules = &pubsub.Value[plugin.Rules]{}
+	o.Rules.Set(rules)
+	o.Allocations = allocations
 	o.Hooks = allocationHooks{o.Hooks, client}
 	p := plugin.New(o)
-	return s.background("process", func(ctx context.Context) error {
+	return background.Run(s, func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)
 		g.Go(func() error { return client.Run(ctx) })
 		g.Go(func() error { return p.Run(ctx) })
@@ -91,17 +84,13 @@ func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
 
 // wantEnd ends a process, and waits until the kubelet has noticed the end of
 // the streams.
-func (s *fixture) wantEnd(end func() error) {
+func (s *fixture) wantEnd(end func()) {
 	s.Helper()
-	before := s.kubelet.State().Resources
-	s.must(end())
+	end()
+	hasEnded := func(socket string) bool { return !s.hasSocket(socket) }
 	s.wait("the streams have ended", func(k kubelet.KubeletState) bool {
-		for name, r := range k.Resources {
-			if slices.ContainsFunc(r.Sockets,
-				func(socket string) bool {
-					return slices.Contains(before[name].Sockets, socket) &&
-						!s.hasSocket(socket)
-				}) {
+		for _, r := range k.Resources {
+			if slices.ContainsFunc(r.Sockets, hasEnded) {
 				return false
 			}
 		}
@@ -163,18 +152,18 @@ func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 		s.inventory.Set(statuses(2))
 		end := s.startProcess(plugin.Rules{})
 		s.waitList(resource, "GPU-0 GPU-1")
-		s.must(s.kubelet.RunPod(s.ctx, pod("owner", 1)))
+		s.must(s.kubelet.RunPod(s.ctx, pod("owner", resource, 1)))
 		s.wantEnd(end)
 
 		end = s.startProcess(renamingRules())
 		s.waitList(resource, "GPU-0")
 		s.waitList(renamedResource, "GPU-0! GPU-1")
 		later(6 * time.Minute)
-		s.must(s.kubelet.RestartContainer(s.ctx, pod("owner", 1), "main"))
-		if err := s.kubelet.RunPod(s.ctx, pod("late", 1)); err == nil {
+		s.must(s.kubelet.RestartContainer(s.ctx, pod("owner", resource, 1), "main"))
+		if err := s.kubelet.RunPod(s.ctx, pod("late", resource, 1)); err == nil {
 			t.Error("a withdrawn id was allocated again")
 		}
-		s.must(s.kubelet.RunPod(s.ctx, podRequesting("new", renamedResource, 1)))
+		s.must(s.kubelet.RunPod(s.ctx, pod("new", renamedResource, 1)))
 
 		s.inventory.Set(unhealthy(statuses(2), 0, "xid_79")) // in the pod's status
 		s.waitList(resource, "GPU-0!")
@@ -183,9 +172,9 @@ func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 		s.waitList(resource, "GPU-0")
 		s.waitNamedAllocations()
 		later(6 * time.Minute)
-		s.must(s.kubelet.RestartContainer(s.ctx, pod("owner", 1), "main"))
+		s.must(s.kubelet.RestartContainer(s.ctx, pod("owner", resource, 1), "main"))
 
-		s.must(s.kubelet.DeletePod(pod("owner", 1)))
+		s.must(s.kubelet.DeletePod(pod("owner", resource, 1)))
 		s.waitList(renamedResource, "GPU-0 GPU-1")
 		s.wait("the old resource is removed", func(k kubelet.KubeletState) bool {
 			r := k.Resources[resource]
@@ -199,32 +188,5 @@ func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 		if n := s.registrations(resource); n != before {
 			t.Errorf("the withdrawn resource was registered %d more times", n-before)
 		}
-	})
-}
-
-// TestForeignResourceIsNotRegistered checks that a foreign plugin keeps its
-// resource: its ids may have the same form.
-func TestForeignResourceIsNotRegistered(t *testing.T) {
-	t.Parallel()
-	eachVersionWithClock(t, func(s *fixture, _ func(time.Duration)) {
-		s.inventory.Set(statuses(2))
-		other := s.startProcess(plugin.Rules{})
-		s.waitList(resource, "GPU-0 GPU-1")
-		s.must(s.kubelet.RunPod(s.ctx, pod("owner", 1)))
-
-		calls := s.kubelet.State().Calls["GetAllocatableResources"]
-		s.startProcess(renamingRules())
-		s.waitList(renamedResource, "GPU-0! GPU-1")
-		s.wait("the allocatable devices are read",
-			func(k kubelet.KubeletState) bool { return k.Calls["GetAllocatableResources"] > calls })
-		for range 10 { // the plugin checks each second
-			s.waitPollInterval()
-		}
-		if n := s.registrations(resource); n != 1 {
-			t.Errorf("registered %d times, want 1", n)
-		}
-		s.waitList(resource, "GPU-0 GPU-1")
-		s.wantEnd(other)
-		s.waitList(resource, "GPU-0")
 	})
 }

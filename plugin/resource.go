@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/loglimit"
 	"github.com/podgauge/podgauge/internal/pubsub"
@@ -36,8 +37,8 @@ type resourceState struct {
 	sockets    *folderWatch
 	rejections *loglimit.Limiter[string] // by operation and first fault
 
-	devices  pubsub.Value[*deviceList]  // set by Plugin.Run
-	sentList atomic.Pointer[deviceList] // newest list on the kubelet's stream; nil before the first of a server
+	devices       pubsub.Value[*deviceList] // set by Plugin.Run
+	wasRegistered atomic.Bool               // the kubelet has had a stream
 	// unregistered is why the kubelet has no stream; nil: registered, or served
 	// by a foreign plugin.
 	unregistered pubsub.Value[error]
@@ -64,14 +65,33 @@ func (r *resourceState) list() *deviceList {
 
 // setDevices publishes a list with the withdrawn ids of the list before. The
 // result is the time of the next removal; zero: never.
+//
+// Until the list is published, a first stream waits for the lock, so no stream
+// has ids that vanish as never registered.
 func (r *resourceState) setDevices(
-	list *deviceList, statuses []device.Status, allocations device.Allocations, now time.Time,
+	list *deviceList, statuses []device.Status, allocations allocation.Snapshot, now time.Time,
 ) (next time.Time) {
-	retained := retainedIDs{sent: r.sentList.Load(), allocated: allocations.DeviceIDs(r.resource)}
-	next = r.list().carryOver(list, statuses, retained, now)
-	list.markConflicts(r.resource, allocations)
-	r.devices.Set(list)
+	r.devices.Update(func(old *deviceList) *deviceList {
+		next = old.carryOver(list, statuses, allocations.DeviceIDs(r.resource), r.wasRegistered.Load(), now)
+		list.markConflicts(r.resource, allocations)
+		return list
+	})
 	return next
+}
+
+// publish changes the published state of the resource.
+func (r *resourceState) publish(change func(*Resource)) {
+	r.Resources.Update(func(published []Resource) []Resource {
+		all := slices.Clone(published)
+		i, found := slices.BinarySearchFunc(all, r.resource, func(s Resource, name string) int {
+			return strings.Compare(s.Name, name)
+		})
+		if !found {
+			all = slices.Insert(all, i, Resource{Name: r.resource})
+		}
+		change(&all[i])
+		return all
+	})
 }
 
 // ready returns the reason why the kubelet has no stream. An empty list needs

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/preferred"
@@ -52,8 +53,8 @@ type Rules struct {
 // The result own reports an allocation by the same id: the kubelet is the first
 // to know when the container ends.
 func (r Rules) conflicts(
-	allocations device.Allocations, resource string, d device.ID, id device.AdvertisedID,
-) (conflicts []device.Allocation, own bool) {
+	allocations allocation.Snapshot, resource string, d device.ID, id device.AdvertisedID,
+) (conflicts []allocation.Allocation, own bool) {
 	for _, a := range allocations.ForDevice(d) {
 		if a.Resource == resource && a.DeviceID == id {
 			own = true

@@ -2,7 +2,11 @@ package plugin_test
 
 import (
 	"fmt"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -11,24 +15,14 @@ import (
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/test/helpers/background"
 )
 
-// sharingByIndex shares the GPUs with these indices.
-func sharingByIndex(counts map[int]config.DeviceSharing) func(string, []device.Device) []config.DeviceSharing {
-	return func(_ string, devices []device.Device) []config.DeviceSharing {
-		sharings := make([]config.DeviceSharing, len(devices))
-		for i, d := range devices {
-			sharings[i] = counts[d.Index]
-		}
-		return sharings
-	}
-}
-
 // formatPreview formats lists as "resource: id id".
-func formatPreview(lists []plugin.ResourceIDs) string {
+func formatPreview(lists []plugin.Resource) string {
 	var lines []string
 	for _, l := range lists {
-		line := strings.TrimPrefix(l.Resource, "nvidia.com/") + ":"
+		line := strings.TrimPrefix(l.Name, "nvidia.com/") + ":"
 		for _, id := range l.IDs {
 			line += " " + string(id)
 		}
@@ -38,105 +32,56 @@ func formatPreview(lists []plugin.ResourceIDs) string {
 }
 
 func TestRules(t *testing.T) {
+	none, single, mixed := plugin.Rules{}, plugin.Rules{MIGStrategy: config.MIGSingle}, plugin.Rules{MIGStrategy: config.MIGMixed}
+	selected, named := mixed, mixed
+	selected.Select = func(d device.Device) bool { return d.Index != 1 }
+	named.Resources = config.ResourceNames{
+		GPUs: []config.NamePattern{{Pattern: "*", Name: "nvidia.com/large"}},
+		MIGs: []config.NamePattern{{Pattern: "1g.*", Name: "nvidia.com/small"}},
+	}
+	sharing := func(rules plugin.Rules, counts map[int]config.DeviceSharing) plugin.Rules {
+		rules.Sharing = sharingByIndex(counts)
+		return rules
+	}
+	two, shared := config.DeviceSharing{Replicas: 2}, config.DeviceSharing{Replicas: 2, Resource: "nvidia.com/gpu.shared"}
+	someShared := sharing(none, map[int]config.DeviceSharing{
+		0: {Replicas: 2, Resource: "nvidia.com/gpu.shared", OnePerContainer: true}, 1: {Replicas: 1},
+		2: {Resource: "not/shared", OnePerContainer: true},
+	})
+	deadDaemon := sharing(none, map[int]config.DeviceSharing{0: shared, 1: {Replicas: 1}})
+	deadDaemon.MPSErrors = map[string]string{"nvidia.com/gpu.shared": "no daemon"}
+	allShared, sharedMIG := sharing(none, map[int]config.DeviceSharing{0: two, 1: two}), sharing(mixed, map[int]config.DeviceSharing{0: two})
+	const (
+		withoutMIGDevice = "GPU-0 is MIG-enabled without a MIG device: create MIG devices, or disable MIG mode"
+		withoutStrategy  = "GPU-1 is partitioned: MIG strategy none lists neither the GPU nor its MIG devices"
+		someWhole        = "MIG strategy single requires MIG devices on all GPUs: some GPUs are not partitioned"
+	)
 	for _, row := range []struct {
 		name, inventory string
 		rules           plugin.Rules
 		want            string
 		cannot          string
 	}{
-		{name: "no device"},
-		{name: "whole GPUs", inventory: "0 1 2", want: "gpu: GPU-0 GPU-1 GPU-2"},
-		{
-			name: "a partitioned GPU and no strategy", inventory: "0 1m 1/1g.10gb", want: "gpu: GPU-0",
-			cannot: "GPU-1 is partitioned: MIG strategy none lists neither the GPU nor its MIG devices",
-		},
-		{
-			name: "mixed", rules: plugin.Rules{MIGStrategy: config.MIGMixed},
-			inventory: "0 1m 1/1g.10gb 1/1g.10gb 1/3g.40gb",
-			want:      "gpu: GPU-0; mig-1g.10gb: MIG-2 MIG-3; mig-3g.40gb: MIG-4",
-		},
-		{
-			name: "a profile with attributes", rules: plugin.Rules{MIGStrategy: config.MIGMixed},
-			inventory: "0m 0/1g.10gb+me 0/1c.3g.40gb", want: "mig-1c.3g.40gb: MIG-2; mig-1g.10gb.me: MIG-1",
-		},
-		{
-			name: "MIG without a MIG device", rules: plugin.Rules{MIGStrategy: config.MIGMixed}, inventory: "0m 1",
-			want:   "gpu: GPU-1",
-			cannot: "GPU-0 is MIG-enabled without a MIG device: create MIG devices, or disable MIG mode",
-		},
-		{
-			name: "MIG without a MIG device, strategy none", rules: plugin.Rules{}, inventory: "0m",
-			cannot: "GPU-0 is MIG-enabled without a MIG device: create MIG devices, or disable MIG mode",
-		},
-		{
-			name: "single", rules: plugin.Rules{MIGStrategy: config.MIGSingle}, inventory: "0m 0/1g.10gb 1m 1/1g.10gb",
-			want: "gpu: MIG-1 MIG-3",
-		},
-		{
-			name: "single, all GPUs whole", rules: plugin.Rules{MIGStrategy: config.MIGSingle}, inventory: "0 1",
-			want: "gpu: GPU-0 GPU-1",
-		},
-		{
-			name: "single, two profiles", rules: plugin.Rules{MIGStrategy: config.MIGSingle},
-			inventory: "0m 0/1g.10gb 1m 1/2g.20gb",
-			cannot:    "MIG strategy single requires the same profile on all GPUs: found 2 profiles",
-		},
-		{
-			name: "single, some whole", rules: plugin.Rules{MIGStrategy: config.MIGSingle}, inventory: "0 1m 1/1g.10gb",
-			want:   "gpu: GPU-0",
-			cannot: "MIG strategy single requires MIG devices on all GPUs: some GPUs are not partitioned",
-		},
-		{
-			name: "selected", rules: plugin.Rules{
-				MIGStrategy: config.MIGMixed,
-				Select:      func(d device.Device) bool { return d.Index != 1 },
-			},
-			inventory: "0 1m 1/1g.10gb 2", want: "gpu: GPU-0 GPU-2",
-		},
-		{
-			name: "named", inventory: "0 1m 1/1g.10gb 1/2g.20gb",
-			want: "large: GPU-0; mig-2g.20gb: MIG-3; small: MIG-2",
-			rules: plugin.Rules{MIGStrategy: config.MIGMixed, Resources: config.ResourceNames{
-				GPUs: []config.NamePattern{{Pattern: "*", Name: "nvidia.com/large"}},
-				MIGs: []config.NamePattern{{Pattern: "1g.*", Name: "nvidia.com/small"}},
-			}},
-		},
-		{
-			name: "shared", rules: plugin.Rules{Sharing: sharingByIndex(map[int]config.DeviceSharing{
-				0: {Replicas: 2},
-				1: {Replicas: 2},
-			})}, inventory: "0 1!",
-			want: "gpu: GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1",
-		},
-		{
-			name: "some shared, under a second name", inventory: "0 1 2",
-			rules: plugin.Rules{Sharing: sharingByIndex(map[int]config.DeviceSharing{
-				0: {Replicas: 2, Resource: "nvidia.com/gpu.shared", OnePerContainer: true}, 1: {Replicas: 1},
-				2: {Resource: "not/shared", OnePerContainer: true},
-			})},
-			want: "gpu: GPU-1::0 GPU-2; gpu.shared: GPU-0::0 GPU-0::1",
-		},
-		{
-			name: "shared by a dead daemon", inventory: "0 1!",
-			rules: plugin.Rules{
-				Sharing: sharingByIndex(map[int]config.DeviceSharing{0: {
-					Replicas: 2,
-					Resource: "nvidia.com/gpu.shared",
-				}, 1: {Replicas: 1}}),
-				MPSErrors: map[string]string{"nvidia.com/gpu.shared": "no daemon"},
-			},
-			want: "gpu: GPU-1::0; gpu.shared: GPU-0::0 GPU-0::1",
-		},
-		{
-			name: "shared MIG devices", rules: plugin.Rules{
-				MIGStrategy: config.MIGMixed,
-				Sharing:     sharingByIndex(map[int]config.DeviceSharing{0: {Replicas: 2}}),
-			}, inventory: "0m 0/1g.10gb!",
-			want: "mig-1g.10gb: MIG-1::0 MIG-1::1",
-		},
+		{"no device", "", none, "", ""},
+		{"whole GPUs", "0 1 2", none, "gpu: GPU-0 GPU-1 GPU-2", ""},
+		{"a partitioned GPU and no strategy", "0 1m 1/1g.10gb", none, "gpu: GPU-0", withoutStrategy},
+		{"mixed", "0 1m 1/1g.10gb 1/1g.10gb 1/3g.40gb", mixed, "gpu: GPU-0; mig-1g.10gb: MIG-2 MIG-3; mig-3g.40gb: MIG-4", ""},
+		{"a profile with attributes", "0m 0/1g.10gb+me 0/1c.3g.40gb", mixed, "mig-1c.3g.40gb: MIG-2; mig-1g.10gb.me: MIG-1", ""},
+		{"MIG without a MIG device", "0m 1", mixed, "gpu: GPU-1", withoutMIGDevice},
+		{"MIG without a MIG device, strategy none", "0m", none, "", withoutMIGDevice},
+		{"single", "0m 0/1g.10gb 1m 1/1g.10gb", single, "gpu: MIG-1 MIG-3", ""},
+		{"single, all GPUs whole", "0 1", single, "gpu: GPU-0 GPU-1", ""},
+		{"single, two profiles", "0m 0/1g.10gb 1m 1/2g.20gb", single, "", "MIG strategy single requires the same profile on all GPUs: found 2 profiles"},
+		{"single, some whole", "0 1m 1/1g.10gb", single, "gpu: GPU-0", someWhole},
+		{"selected", "0 1m 1/1g.10gb 2", selected, "gpu: GPU-0 GPU-2", ""},
+		{"named", "0 1m 1/1g.10gb 1/2g.20gb", named, "large: GPU-0; mig-2g.20gb: MIG-3; small: MIG-2", ""},
+		{"shared", "0 1!", allShared, "gpu: GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1", ""},
+		{"some shared, under a second name", "0 1 2", someShared, "gpu: GPU-1::0 GPU-2; gpu.shared: GPU-0::0 GPU-0::1", ""},
+		{"shared by a dead daemon", "0 1!", deadDaemon, "gpu: GPU-1::0; gpu.shared: GPU-0::0 GPU-0::1", ""},
+		{"shared MIG devices", "0m 0/1g.10gb!", sharedMIG, "mig-1g.10gb: MIG-1::0 MIG-1::1", ""},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			lists, warnings := row.rules.Preview(plugin.ParseStatuses(row.inventory))
+			lists, warnings := row.rules.Preview(parseStatuses(row.inventory))
 			if got := formatPreview(lists); got != row.want || strings.Join(warnings, "; ") != row.cannot {
 				t.Errorf("got lists %q, warnings %q, want %q, %q", got, warnings, row.want, row.cannot)
 			}
@@ -185,4 +130,40 @@ func TestReplicasFitTheKubeletsMessage(t *testing.T) {
 			t.Errorf("%d replicas, as the warning suggests: got warnings %q", most/c.gpus, warnings)
 		}
 	}
+}
+
+func TestMPSDaemon(t *testing.T) {
+	dir := background.Dir(t)
+	control := filepath.Join(dir, "control")
+	wantReady := func(event string, want bool) {
+		t.Helper()
+		if err := plugin.CheckMPSDaemon(dir); (err == nil) != want {
+			t.Errorf("%s: got error %v, want ready: %t", event, err, want)
+		}
+	}
+	wantReady("no control", false)
+	if err := os.WriteFile(control, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wantReady("a file", false)
+	os.Remove(control) //nolint:errcheck // the next step fails otherwise
+	if err := syscall.Mkfifo(control, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wantReady("a pipe without a reader", false)
+	reader, err := os.OpenFile(control, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantReady("a pipe with a reader", true)
+	reader.Close()     //nolint:errcheck // end of the test
+	os.Remove(control) //nolint:errcheck // the next step fails otherwise
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: control})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantReady("a socket", true)
+	listener.SetUnlinkOnClose(false)
+	listener.Close() //nolint:errcheck // end of the test
+	wantReady("a socket without a listener", false)
 }

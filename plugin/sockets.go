@@ -31,15 +31,22 @@ func newSocketName(resource string) string {
 // Sockets of a second, running podgauge stay: only a refused connection proves
 // the end of a server.
 func removeStaleSockets(dir, resource string) {
-	// Names of earlier versions have the resource's name before the checksum.
-	// Listening in the folder returns the error.
-	paths, _ := filepath.Glob(filepath.Join(dir, fmt.Sprintf("podgauge-*%08x-*", crc32.ChecksumIEEE([]byte(resource)))))
-	for _, path := range paths {
+	for _, path := range resourceSockets(dir, resource) {
 		if statSocket(path) != (socketID{}) && errors.Is(checkListening(path), syscall.ECONNREFUSED) {
 			os.Remove(path) //nolint:errcheck // a stale socket does no harm
 		}
 	}
 }
+
+// resourceSockets returns the sockets of all podgauge processes for a resource.
+// Names of earlier versions have the resource's name before the checksum.
+func resourceSockets(dir, resource string) []string {
+	paths, _ := filepath.Glob(filepath.Join(dir, fmt.Sprintf("podgauge-*%08x-*", crc32.ChecksumIEEE([]byte(resource)))))
+	return paths // listening in the folder returns the error
+}
+
+// isServed reports whether a process listens on a socket.
+func isServed(path string) bool { return checkListening(path) == nil }
 
 // hasForeignSocket reports whether a process other than the kubelet and
 // podgauge listens in the folder.
@@ -47,7 +54,7 @@ func hasForeignSocket(dir string) bool {
 	entries, _ := os.ReadDir(dir) // listening in the folder returns the error
 	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
 		own := e.Name() == filepath.Base(api.KubeletSocket) || strings.HasPrefix(e.Name(), "podgauge-")
-		return e.Type() == os.ModeSocket && !own && checkListening(filepath.Join(dir, e.Name())) == nil
+		return e.Type() == os.ModeSocket && !own && isServed(filepath.Join(dir, e.Name()))
 	})
 }
 

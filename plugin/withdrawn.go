@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
@@ -21,7 +22,7 @@ const OtherPluginReason = "waiting: another device plugin serves the resource"
 // withdrawnResources returns the resources of allocations without a list by the
 // rules, in order.
 func withdrawnResources(
-	lists map[string]*deviceList, statuses []device.Status, allocations device.Allocations,
+	lists map[string]*deviceList, statuses []device.Status, allocations allocation.Snapshot,
 ) []string {
 	withdrawn := map[string]bool{}
 	for _, a := range allocations.All {
@@ -50,10 +51,12 @@ type otherPlugin struct {
 }
 
 // blocks reports whether the resource is not registered because a foreign
-// plugin serves it, or may serve it.
+// plugin serves it, or may serve it. An older podgauge process that serves it
+// is about to end.
 func (o *otherPlugin) blocks() bool {
 	withdrawn := o.list().withdrawn
-	blocks := (withdrawn || !o.registeredByUs && !o.TakeOver) && o.serves()
+	ours := o.registeredByUs || o.TakeOver || slices.ContainsFunc(resourceSockets(o.Dir, o.resource), isServed)
+	blocks := (withdrawn || !ours) && o.serves()
 	listed := !o.seen.IsZero()
 	switch {
 	case blocks && (withdrawn || listed): // the node's devices are served
@@ -62,28 +65,28 @@ func (o *otherPlugin) blocks() bool {
 		return false
 	}
 	if blocks && listed && !withdrawn {
-		o.startWaiting()
+		o.setWaiting(true)
 	} else if o.waiting {
-		o.stopWaiting()
+		o.setWaiting(false)
 		o.Log.Info("other device plugin is gone", "resource", o.resource)
 	}
 	return blocks
 }
 
-func (o *otherPlugin) startWaiting() {
-	if !o.waiting {
-		o.waiting = true
-		o.Hooks.OnOtherPlugin(o.resource, true)
-		o.Log.Warn(OtherPluginReason, "resource", o.resource,
-			"hint", "remove the other plugin, or start with --take-over")
+func (o *otherPlugin) setWaiting(waiting bool) {
+	if waiting == o.waiting {
+		return
 	}
-}
-
-func (o *otherPlugin) stopWaiting() {
-	if o.waiting {
-		o.waiting = false
-		o.Hooks.OnOtherPlugin(o.resource, false)
+	o.waiting = waiting
+	reason := ""
+	if waiting {
+		reason = OtherPluginReason
+		o.Log.Warn(reason, "resource", o.resource, "hint", "remove the other plugin, or start with --take-over")
 	}
+	o.publish(func(r *Resource) {
+		r.Waiting = waiting
+		r.Err = reason
+	})
 }
 
 // serves reports whether a foreign plugin serves the resource, before a
@@ -100,9 +103,9 @@ func (o *otherPlugin) stopWaiting() {
 //
 // The timeouts begin when the kubelet listens.
 func (o *otherPlugin) serves() bool {
-	allocations, _ := o.Allocations()
+	allocations, _ := o.Allocations.Get()
 	known, withdrawn, now := allocations.Resources, o.list().withdrawn, time.Now()
-	listed := slices.ContainsFunc(known.Allocatable.Devices, func(d device.ResourceDevice) bool {
+	listed := slices.ContainsFunc(known.Allocatable.Devices, func(d allocation.ResourceDevice) bool {
 		return d.Resource == o.resource
 	})
 	if listed || !known.AllocatableKnown && !o.seen.IsZero() {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
@@ -35,9 +36,9 @@ type allocationTracker struct {
 	ownPod string // a pod of the API server; "" without any
 
 	// allocations are published, so replaced and never written.
-	allocations []device.Allocation
+	allocations []allocation.Allocation
 	complete    bool // a restart was over since podgauge began
-	resources   device.ResourceSet
+	resources   allocation.ResourceSet
 	numaNodes   map[allocationKey][]int
 	history     ownerHistory
 	own         ownIDs
@@ -134,8 +135,8 @@ func (t *allocationTracker) recordPods(pods []podName, requestedAt time.Time) {
 // recordOwners returns the allocations of a List, and their ids. Allocations
 // that are younger than the request are left out.
 func (t *allocationTracker) recordOwners(
-	rows []device.Allocation, requestedAt time.Time,
-) (allocations []device.Allocation, named map[allocationKey]bool) {
+	rows []allocation.Allocation, requestedAt time.Time,
+) (allocations []allocation.Allocation, named map[allocationKey]bool) {
 	named = map[allocationKey]bool{}
 	for _, a := range rows {
 		allocatedAt, isPending := t.pending[keyOf(a)]
@@ -157,7 +158,7 @@ func (t *allocationTracker) recordOwners(
 
 // outlasts reports whether an earlier allocation goes on although List does not
 // name its owner.
-func (t *allocationTracker) outlasts(a device.Allocation, now time.Time, checkpoint *kubeletCheckpoint) bool {
+func (t *allocationTracker) outlasts(a allocation.Allocation, now time.Time, checkpoint *kubeletCheckpoint) bool {
 	if allocatedAt, isPending := t.pending[keyOf(a)]; isPending {
 		// Otherwise the pod was rejected after Allocate, or ended before a
 		// List; or an init container alone uses the device, which List never
@@ -169,7 +170,9 @@ func (t *allocationTracker) outlasts(a device.Allocation, now time.Time, checkpo
 }
 
 // isUnlisted reports whether no List over this connection has the owner's pod.
-func (t *allocationTracker) isUnlisted(o device.Owner) bool { return t.pods[podOf(o)].epoch != t.epoch }
+func (t *allocationTracker) isUnlisted(o allocation.Owner) bool {
+	return t.pods[podOf(o)].epoch != t.epoch
+}
 
 // mayHaveOwner reports whether a listed pod can be the owner of an allocation:
 // the pod is listed from before the admission until the end, and then its
@@ -185,8 +188,8 @@ func (t *allocationTracker) mayHaveOwner(allocatedAt time.Time) bool {
 }
 
 // commit replaces the allocations, and reports whether the allocations changed.
-func (t *allocationTracker) commit(next []device.Allocation, now time.Time) bool {
-	slices.SortFunc(next, device.CompareAllocations)
+func (t *allocationTracker) commit(next []allocation.Allocation, now time.Time) bool {
+	slices.SortFunc(next, allocation.Compare)
 	next = slices.Compact(next)
 	if slices.Equal(next, t.allocations) {
 		return false
@@ -196,7 +199,7 @@ func (t *allocationTracker) commit(next []device.Allocation, now time.Time) bool
 	unnamed, allocated := map[allocationKey]bool{}, map[allocationKey]bool{}
 	for _, a := range next {
 		allocated[keyOf(a)] = true
-		unnamed[keyOf(a)] = a.Owner == device.Owner{}
+		unnamed[keyOf(a)] = a.Owner == allocation.Owner{}
 	}
 	maps.DeleteFunc(t.pending, func(key allocationKey, _ time.Time) bool { return !unnamed[key] })
 	maps.DeleteFunc(t.numaNodes, func(key allocationKey, _ []int) bool { return !allocated[key] })
@@ -205,28 +208,28 @@ func (t *allocationTracker) commit(next []device.Allocation, now time.Time) bool
 
 // mergeResources replaces the resources. Until the restart is over, unlisted
 // pods keep theirs.
-func (t *allocationTracker) mergeResources(latest device.ResourceSet) {
+func (t *allocationTracker) mergeResources(latest allocation.ResourceSet) {
 	for _, d := range latest.Devices {
 		t.numaNodes[allocationKey{d.Resource, device.AdvertisedID(d.ID)}] = d.NUMANodes
 	}
 	if !t.restartOver {
 		old := t.resources
 		latest.CPUs = appendUnlisted(t, latest.CPUs, old.CPUs,
-			func(c device.ExclusiveCPUs) device.Owner { return c.Owner })
+			func(c allocation.ExclusiveCPUs) allocation.Owner { return c.Owner })
 		latest.Memory = appendUnlisted(t, latest.Memory, old.Memory,
-			func(m device.ReservedMemory) device.Owner { return m.Owner })
+			func(m allocation.ReservedMemory) allocation.Owner { return m.Owner })
 		latest.Claims = appendUnlisted(t, latest.Claims, old.Claims,
-			func(c device.Claim) device.Owner { return c.Owner })
-		slices.SortFunc(latest.CPUs, device.ExclusiveCPUs.Compare)
-		slices.SortFunc(latest.Memory, device.ReservedMemory.Compare)
-		slices.SortFunc(latest.Claims, device.Claim.Compare)
+			func(c allocation.Claim) allocation.Owner { return c.Owner })
+		slices.SortFunc(latest.CPUs, allocation.ExclusiveCPUs.Compare)
+		slices.SortFunc(latest.Memory, allocation.ReservedMemory.Compare)
+		slices.SortFunc(latest.Claims, allocation.Claim.Compare)
 	}
 	t.resources = latest
 }
 
 // appendUnlisted appends the rows of owners whose pods no List over this
 // connection has.
-func appendUnlisted[T any](t *allocationTracker, to, from []T, owner func(T) device.Owner) []T {
+func appendUnlisted[T any](t *allocationTracker, to, from []T, owner func(T) allocation.Owner) []T {
 	for _, row := range from {
 		if t.isUnlisted(owner(row)) {
 			to = append(to, row)
@@ -237,29 +240,29 @@ func appendUnlisted[T any](t *allocationTracker, to, from []T, owner func(T) dev
 
 // allocatedResources returns the resources, with the devices of the allocations
 // that have an owner. Claims have rows of their own.
-func (t *allocationTracker) allocatedResources() device.ResourceSet {
+func (t *allocationTracker) allocatedResources() allocation.ResourceSet {
 	rows := t.resources
 	rows.Devices = nil
 	for _, a := range t.allocations {
-		if a.Owner != (device.Owner{}) && !a.Claimed() {
-			rows.Devices = append(rows.Devices, device.ResourceDevice{
+		if a.Owner != (allocation.Owner{}) && !a.Claimed() {
+			rows.Devices = append(rows.Devices, allocation.ResourceDevice{
 				Owner: a.Owner, Resource: a.Resource, ID: string(a.DeviceID), NUMANodes: t.numaNodes[keyOf(a)],
 			})
 		}
 	}
-	slices.SortFunc(rows.Devices, device.ResourceDevice.Compare)
+	slices.SortFunc(rows.Devices, allocation.ResourceDevice.Compare)
 	return rows
 }
 
 // recordAllocate records the return of Allocate for the ids, and ends earlier
 // allocations of the ids. The result reports whether allocations changed.
 func (t *allocationTracker) recordAllocate(resource string, ids []device.AdvertisedID, now time.Time) bool {
-	next := slices.DeleteFunc(slices.Clone(t.allocations), func(a device.Allocation) bool {
+	next := slices.DeleteFunc(slices.Clone(t.allocations), func(a allocation.Allocation) bool {
 		return a.Resource == resource && slices.Contains(ids, a.DeviceID)
 	})
 	for _, id := range ids {
 		t.pending[allocationKey{resource, id}] = now
-		next = append(next, device.Allocation{Resource: resource, DeviceID: id})
+		next = append(next, allocation.Allocation{Resource: resource, DeviceID: id})
 	}
 	return t.commit(next, now)
 }
@@ -280,10 +283,12 @@ func (t *allocationTracker) addUnseen(checkpoint *kubeletCheckpoint, now time.Ti
 			unseen[key] = true
 		}
 	}
-	next := slices.DeleteFunc(slices.Clone(t.allocations), func(a device.Allocation) bool { return unseen[keyOf(a)] })
+	next := slices.DeleteFunc(slices.Clone(t.allocations), func(a allocation.Allocation) bool {
+		return unseen[keyOf(a)]
+	})
 	for key := range unseen {
 		t.pending[key] = now
-		next = append(next, device.Allocation{Resource: key.resource, DeviceID: key.id})
+		next = append(next, allocation.Allocation{Resource: key.resource, DeviceID: key.id})
 	}
 	return t.commit(next, now)
 }
@@ -295,7 +300,7 @@ func (t *allocationTracker) mergeGet(l *listing, epoch *kubeletEpoch, requestedA
 	if epoch != t.epoch {
 		return false
 	}
-	rows := slices.DeleteFunc(l.allocations, func(a device.Allocation) bool {
+	rows := slices.DeleteFunc(l.allocations, func(a allocation.Allocation) bool {
 		_, isPending := t.pending[keyOf(a)]
 		return !isPending
 	})

@@ -43,10 +43,7 @@ func newBoundedCodec() boundedCodec {
 // Unmarshal decodes a message, unless it is too large.
 func (c boundedCodec) Unmarshal(data mem.BufferSlice, target any) error {
 	b := data.Materialize()
-	message, ok := target.(proto.Message)
-	if !ok {
-		return fmt.Errorf("decode into %T: not a message", target)
-	}
+	message := target.(proto.Message)
 	size, err := prepare(b, message.ProtoReflect().Descriptor())
 	if err == nil && size > c.maxDecodedBytes {
 		err = fmt.Errorf("needs %d bytes of memory, at most %d", size, c.maxDecodedBytes)

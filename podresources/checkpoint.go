@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
@@ -20,7 +21,7 @@ type allocationKey struct {
 	id       device.AdvertisedID
 }
 
-func keyOf(a device.Allocation) allocationKey { return allocationKey{a.Resource, a.DeviceID} }
+func keyOf(a allocation.Allocation) allocationKey { return allocationKey{a.Resource, a.DeviceID} }
 
 // kubeletCheckpoint has the allocations in the kubelet's checkpoint, with the
 // allocations of init containers, which List never names. An entry does not

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/podresources"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // runWithCheckpoint runs a client for a minute before the test.
@@ -75,9 +76,7 @@ func TestUnreadableCheckpoint(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			runWithCheckpoint(t, func(k *scriptedKubelet) {
-				if err := spoil(k); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, spoil(k))
 				k.allocate("a")
 				k.setPods(newPod(ownPod), newPod("old", "used"), newPod("new"))
 				time.Sleep(time.Hour)

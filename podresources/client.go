@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
@@ -42,9 +43,8 @@ const (
 // Client calls a kubelet and tracks allocations.
 type Client struct {
 	device.Heartbeat
-	options   Options
-	kubelet   *kubeletConn
-	published *pubsub.Value[device.Allocations]
+	options Options
+	kubelet *kubeletConn
 	// refreshRequested makes Run call the kubelet soon: the owner of an allocation
 	// is unknown, or a concurrent call failed.
 	refreshRequested chan struct{}
@@ -56,18 +56,20 @@ type Client struct {
 
 	// The fields below belong to Run's goroutine.
 	loggedOutage, loggedCheckpointError, loggedAllocatableError bool
-	allocatableAt                                               time.Time // last call
+	allocatableAt                                               time.Time     // last call
+	noGetEpoch                                                  *kubeletEpoch // of a kubelet without Get
 
 	mu sync.Mutex
 	// The fields below are guarded by mu.
 	tracker          allocationTracker
-	allocatable      *device.ResourceSet // nil if unknown
-	recentPods       []podName           // added since the newest call by Run, at most maxGetPods+1
-	respondedAt      time.Time           // newest response of List
-	lastErr          error               // of the newest call of List
-	checkpointErr    error               // of the newest read
-	lastAllocateAt   time.Time           // newest return of Allocate
-	allocatableStale bool                // the allocatable resources have changed since the last call
+	allocatable      *allocation.ResourceSet // nil if unknown
+	recentPods       []podName               // added since the newest call by Run, at most maxGetPods+1
+	needsList        bool                    // Get does not suffice for the next call by Run
+	respondedAt      time.Time               // newest response of List
+	lastErr          error                   // of the newest call of List
+	checkpointErr    error                   // of the newest read
+	lastAllocateAt   time.Time               // newest return of Allocate
+	allocatableStale bool                    // the allocatable resources have changed since the last call
 }
 
 // New returns a client of the kubelet's socket. The first call connects.
@@ -80,15 +82,12 @@ func newClient(socket string, dial dialFunc, options Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if options.Log == nil {
-		options.Log = slog.New(slog.DiscardHandler)
-	}
+	options.Log = cmp.Or(options.Log, slog.New(slog.DiscardHandler))
 	if options.OwnerRetention <= 0 {
 		options.OwnerRetention = defaultRetention
 	}
 	return &Client{
 		options:          options,
-		published:        cmp.Or(options.Allocations, new(pubsub.Value[device.Allocations])),
 		kubelet:          kubelet,
 		checkpoint:       checkpointFile{path: options.CheckpointPath},
 		tracker:          newAllocationTracker(options.OwnPod, options.OwnerRetention),
@@ -115,29 +114,25 @@ func (c *Client) Ready() error {
 	return nil
 }
 
-// Snapshot returns the newest allocations and a channel closed by the next
-// change, without a call.
-func (c *Client) Snapshot() (device.Allocations, <-chan struct{}) { return c.published.Get() }
-
 // publish publishes the state of the tracker, and wakes readers if allocations
 // changed. The caller holds mu.
-func (c *Client) publish(changed bool) device.Allocations {
-	a := device.Allocations{
+func (c *Client) publish(changed bool) allocation.Snapshot {
+	a := allocation.Snapshot{
 		At:        c.respondedAt,
 		Err:       c.lastErr,
 		All:       c.tracker.allocations,
 		Complete:  c.tracker.complete,
 		Recent:    c.tracker.history.records(),
-		Resources: device.NodeResources{Allocated: c.tracker.allocatedResources()},
+		Resources: allocation.NodeResources{Allocated: c.tracker.allocatedResources()},
 	}
 	if c.allocatable != nil {
 		a.Resources.AllocatableKnown = true
 		a.Resources.Allocatable = *c.allocatable
 	}
 	if changed {
-		c.published.Set(a)
+		c.options.Allocations.Set(a)
 	} else {
-		c.published.Replace(a)
+		c.options.Allocations.Replace(a)
 	}
 	return a
 }
@@ -153,17 +148,16 @@ func (c *Client) OnAllocated(resource string, ids []device.AdvertisedID) {
 	pubsub.Notify(c.refreshRequested)
 }
 
-// OnListSent records a new device list. The allocatable resources have changed.
+// OnListSent records a new device list. The allocatable resources have changed,
+// and the kubelet may be new: a List soon confirms allocations before their
+// end.
 func (c *Client) OnListSent() {
 	c.mu.Lock()
 	c.allocatableStale = true
+	c.needsList = true
 	c.mu.Unlock()
 	pubsub.Notify(c.refreshRequested)
 }
-
-// OnRegistered records a registration: the kubelet may be new. A List soon
-// confirms allocations before their end.
-func (c *Client) OnRegistered() { pubsub.Notify(c.refreshRequested) }
 
 // OnPodAdded records a new pod on the node: the possible owner of a pending
 // allocation.
@@ -176,12 +170,16 @@ func (c *Client) OnPodAdded(namespace, pod string) {
 }
 
 // OnPodEnded records the end of a pod. The next List ends the pod's
-// allocations.
+// allocations. Get would still name a rejected pod as an owner.
 func (c *Client) OnPodEnded(namespace, pod string) {
-	allocations, _ := c.Snapshot()
-	if slices.ContainsFunc(allocations.All, func(a device.Allocation) bool {
-		return podOf(a.Owner) == podName{namespace, pod}
-	}) {
+	ended := podName{namespace, pod}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	concerned := slices.ContainsFunc(c.tracker.allocations, func(a allocation.Allocation) bool {
+		return podOf(a.Owner) == ended
+	})
+	if concerned || slices.Contains(c.recentPods, ended) {
+		c.needsList = true
 		pubsub.Notify(c.refreshRequested)
 	}
 }
@@ -189,7 +187,7 @@ func (c *Client) OnPodEnded(namespace, pod string) {
 // ListAllocations calls List and returns the allocations. If the kubelet does
 // not answer before ctx is done, the allocations are unchanged and Err has the
 // reason.
-func (c *Client) ListAllocations(ctx context.Context) device.Allocations {
+func (c *Client) ListAllocations(ctx context.Context) allocation.Snapshot {
 	if err := c.lockCalls(ctx); err != nil {
 		return c.recordFailure(err, nil)
 	}
@@ -240,14 +238,12 @@ func (c *Client) waitAfterAllocate(ctx context.Context) {
 	c.mu.Lock()
 	wait := time.Until(c.lastAllocateAt.Add(allocateRecordDelay))
 	c.mu.Unlock()
-	if wait > 0 {
-		_ = retry.Sleep(ctx, wait) // the next call reports the error
-	}
+	_ = retry.Sleep(ctx, wait) // the next call reports the error
 }
 
 // recordFailure publishes the error, and the allocations that only the
 // checkpoint has.
-func (c *Client) recordFailure(err error, checkpoint *kubeletCheckpoint) device.Allocations {
+func (c *Client) recordFailure(err error, checkpoint *kubeletCheckpoint) allocation.Snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lastErr == nil {

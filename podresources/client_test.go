@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/podresources"
 	"go.uber.org/goleak"
@@ -100,10 +101,10 @@ func TestAllocateEndsEarlierAllocation(t *testing.T) {
 	scripted(t, func(k *scriptedKubelet) {
 		k.setPods(newPod("old", "a", "b"))
 		k.wantListed("a", "old")
-		_, changed := k.client.Snapshot()
+		_, changed := k.allocations.Get()
 		release := make(chan struct{})
 		k.set(func() { k.onList = func(context.Context) error { <-release; return nil } })
-		result := make(chan device.Allocations)
+		result := make(chan allocation.Snapshot)
 		go func() { result <- k.list() }()
 		synctest.Wait() // the call is running
 		time.Sleep(ms)
@@ -334,14 +335,18 @@ func TestGet(t *testing.T) {
 		added []string
 		err   error
 		want  string
+		ended string
 	}{
-		"pod":                 {[]string{"new"}, nil, "0 Lists, Get of [new]"},
-		"second of two pods":  {[]string{"other", "new"}, nil, "0 Lists, Get of [other new]"},
-		"pod without devices": {[]string{"other"}, nil, "1 Lists, Get of [other]"},
-		"deleted pod":         {[]string{"gone"}, nil, "1 Lists, Get of [gone]"},
-		"too many pods":       {[]string{"1", "2", "3", "new"}, nil, "1 Lists, Get of []"},
-		"kubelet 1.26":        {[]string{"new"}, status.Error(codes.Unimplemented, "Get"), "1 Lists, Get of [new]"},
-		"no pod":              {nil, nil, "1 Lists, Get of []"},
+		"pod":                 {added: []string{"new"}, want: "0 Lists, Get of [new]"},
+		"end of a pod":        {added: []string{"new"}, ended: "other", want: "1 Lists, Get of []"},
+		"rejected pod":        {added: []string{"gone"}, ended: "gone", want: "1 Lists, Get of []"},
+		"second of two pods":  {added: []string{"other", "new"}, want: "0 Lists, Get of [other new]"},
+		"pod without devices": {added: []string{"other"}, want: "1 Lists, Get of [other]"},
+		"deleted pod":         {added: []string{"gone"}, want: "1 Lists, Get of [gone]"},
+		"too many pods":       {added: []string{"1", "2", "3", "new"}, want: "1 Lists, Get of []"},
+		"kubelet 1.26":        {added: []string{"new"}, err: status.Error(codes.Unimplemented, "Get"), want: "1 Lists, Get of [new]"},
+		"rejected call":       {added: []string{"new"}, err: status.Error(codes.ResourceExhausted, "Get"), want: "1 Lists, Get of [new]"},
+		"no pod":              {want: "1 Lists, Get of []"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			scripted(t, func(k *scriptedKubelet) {
@@ -357,8 +362,12 @@ func TestGet(t *testing.T) {
 				begin := time.Now()
 				k.allocate("a")
 				k.setPods(newPod("other"), newPod("new", "a"))
-				time.Sleep(4 * time.Second)
+				if test.ended != "" {
+					k.client.OnPodEnded("team", test.ended)
+				}
+				time.Sleep(100 * ms)
 				k.want("a", "new")
+				time.Sleep(3900 * ms)
 				if got := fmt.Sprintf("%d Lists, Get of %v", len(k.callsSince(begin)), k.getCalls); got != test.want {
 					t.Errorf("got %s, want %s", got, test.want)
 				}
@@ -372,12 +381,51 @@ func TestGet(t *testing.T) {
 	}
 }
 
+// TestNoGet adds pods on kubelets with and without Get: without Get, a single call
+// until the kubelet's restart.
+func TestNoGet(t *testing.T) {
+	for name, test := range map[string]struct {
+		err  error
+		want string
+	}{
+		"kubelet 1.26":     {status.Error(codes.Unimplemented, "Get"), "[1] [1 3]"},
+		"feature gate off": {errors.New("PodResources API Get method disabled"), "[1] [1 3]"},
+		"rejected call":    {status.Error(codes.ResourceExhausted, "Get"), "[1 2] [1 2 3 4]"},
+		"deleted pod":      {nil, "[1 2] [1 2 3 4]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			scripted(t, func(k *scriptedKubelet) {
+				k.set(func() { k.getErr = test.err })
+				defer k.run()()
+				add := func(pod string) {
+					time.Sleep(15 * time.Second)
+					k.client.OnPodAdded("team", pod)
+					k.allocate("a")
+					time.Sleep(30 * ms)
+					k.setPods(newPod("next", "a"))
+					time.Sleep(100 * ms)
+					k.want("a", "next")
+				}
+				add("1")
+				add("2")
+				got := fmt.Sprint(k.getCalls)
+				k.restart()
+				add("3")
+				add("4")
+				if got += fmt.Sprint(" ", k.getCalls); got != test.want {
+					t.Errorf("calls of Get before and after a restart: got %s, want %s", got, test.want)
+				}
+			})
+		})
+	}
+}
+
 // TestHistory covers the times that incidents use, and the limits of the history.
 func TestHistory(t *testing.T) {
-	scripted(t, func(k *scriptedKubelet) {
+	inBubble(t, longAgo, podresources.Options{OwnerRetention: 2 * time.Hour}, func(k *scriptedKubelet) {
 		start := time.Now()
 		at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
-		want := func(event string, want ...device.AllocationRecord) {
+		want := func(event string, want ...allocation.Record) {
 			t.Helper()
 			if got := k.published().Recent; !slices.Equal(got, want) {
 				t.Errorf("%s: got %v, want %v", event, got, want)
@@ -393,7 +441,7 @@ func TestHistory(t *testing.T) {
 		k.allocate("a") // at 1
 		want("allocated")
 		list(newPod("one", "a"))
-		one := device.AllocationRecord{Device: "a", Owner: newOwner("one"), FirstSeen: at(1), LastSeen: at(2)}
+		one := allocation.Record{Device: "a", Owner: newOwner("one"), FirstSeen: at(1), LastSeen: at(2)}
 		want("listed", one)
 		list(newPod("one", "a"))
 		one.LastSeen = at(3)
@@ -402,14 +450,14 @@ func TestHistory(t *testing.T) {
 		one.EndedAt = at(4)
 		want("ended", one)
 		list(newPod("one", "a"))
-		one = device.AllocationRecord{Device: "a", Owner: newOwner("one"), FirstSeen: at(5), LastSeen: at(5)}
+		one = allocation.Record{Device: "a", Owner: newOwner("one"), FirstSeen: at(5), LastSeen: at(5)}
 		want("listed with the same name", one)
 		k.allocate("a") // at 6
 		one.EndedAt = at(6)
 		want("allocated to another pod", one)
 		list(newPod("one", "a"), newPod("two", "a::1"))
-		one = device.AllocationRecord{Device: "a", Owner: newOwner("one"), FirstSeen: at(6), LastSeen: at(7)}
-		two := device.AllocationRecord{Device: "a", Owner: newOwner("two"), FirstSeen: at(7), LastSeen: at(7)}
+		one = allocation.Record{Device: "a", Owner: newOwner("one"), FirstSeen: at(6), LastSeen: at(7)}
+		two := allocation.Record{Device: "a", Owner: newOwner("two"), FirstSeen: at(7), LastSeen: at(7)}
 		want("another pod of the same name, and a replica", one, two)
 
 		var replicas []*api.PodResources
@@ -424,24 +472,10 @@ func TestHistory(t *testing.T) {
 		if got := len(k.published().Recent); got != 8 {
 			t.Errorf("owners of a device: got %d, want 8", got)
 		}
-		time.Sleep(time.Hour + time.Second)
+		time.Sleep(2*time.Hour + time.Second)
 		list()
 		if got := len(k.published().Recent); got != 0 {
-			t.Errorf("after an hour: got %d owners, want 0", got)
+			t.Errorf("after the retention: got %d owners, want 0", got)
 		}
 	})
-}
-
-func TestOwnerRetention(t *testing.T) {
-	for retention, want := range map[time.Duration]int{0: 1, 10 * time.Second: 0, 2 * time.Hour: 1} {
-		inBubble(t, longAgo, podresources.Options{OwnerRetention: retention}, func(k *scriptedKubelet) {
-			k.setPods(newPod("one", "a"))
-			k.list()
-			k.setPods()
-			time.Sleep(30 * time.Second)
-			if a := k.list(); len(a.Recent) != want {
-				t.Errorf("retention %s: got %v after half a minute", retention, a.Recent)
-			}
-		})
-	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/retry"
@@ -21,9 +20,6 @@ import (
 )
 
 const (
-	// allocatableMethod fails alone if its response is too large: List must not
-	// pause.
-	allocatableMethod = "GetAllocatableResources"
 	// callTimeout limits calls without an earlier deadline.
 	callTimeout = 5 * time.Second
 	// connectTimeout is the wait for a new connection after a failure. A
@@ -76,17 +72,16 @@ func dialSocket(socket string) dialFunc {
 	}
 }
 
-// kubeletConn calls the kubelet over a single connection.
+// kubeletConn calls the kubelet over a single connection, one call at a time.
 type kubeletConn struct {
 	api.PodResourcesListerClient
 	conn   *grpc.ClientConn
 	socket string
 	onCall func(method string, took time.Duration, err error) // may be nil
 
-	mu          sync.Mutex
-	rejectedErr error         // guarded by mu; the newest rejection
-	rejections  retry.Backoff // guarded by mu
-	retryAt     time.Time     // guarded by mu; no call before
+	rejectedErr error // the newest rejection
+	rejections  retry.Backoff
+	retryAt     time.Time // no call before
 }
 
 func newKubeletConn(
@@ -128,8 +123,8 @@ func newKubeletConn(
 func (c *kubeletConn) call(
 	ctx context.Context, method string, do func(ctx context.Context, from grpc.CallOption) error,
 ) (*kubeletEpoch, error) {
-	if pause, err := c.pause(time.Now()); pause > 0 {
-		return nil, fmt.Errorf("pause after a rejection: %w", err)
+	if time.Now().Before(c.retryAt) {
+		return nil, fmt.Errorf("pause after a rejection: %w", c.rejectedErr)
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -143,10 +138,10 @@ func (c *kubeletConn) call(
 	if err != nil {
 		err = fmt.Errorf("%s pod resources at %s: %w", method, c.socket, err)
 	}
-	if err == nil || method != allocatableMethod {
+	if method == "List" { // a List follows a rejected Get at once
 		c.recordRejection(err)
 	}
-	epoch, _ := from.LocalAddr.(*kubeletEpoch) // nil after an error
+	epoch, _ := from.LocalAddr.(*kubeletEpoch) // nil without a response
 	return epoch, err
 }
 
@@ -175,8 +170,6 @@ func (c *kubeletConn) reconnect(ctx context.Context) {
 // limit, or because of a too large or invalid response: Internal is gRPC's code
 // for each error of the codec.
 func (c *kubeletConn) recordRejection(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	switch code := status.Code(err); {
 	case code == codes.OK:
 		c.rejections.Reset()
@@ -184,12 +177,4 @@ func (c *kubeletConn) recordRejection(err error) {
 		c.rejectedErr = err
 		c.retryAt = time.Now().Add(c.rejections.Next())
 	}
-}
-
-// pause returns the rest of the pause after a rejection, not positive without a
-// pause, and the rejection.
-func (c *kubeletConn) pause(now time.Time) (time.Duration, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.retryAt.Sub(now), c.rejectedErr
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/podresources"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
@@ -114,7 +114,7 @@ func TestForeignIDs(t *testing.T) {
 			if len(a.All) != want || len(a.Resources.Allocated.Devices) != want || (len(dropped) == 1) != (want == 2) {
 				t.Fatalf("%d ids: got %d allocations, dropped %v, %v", ids, len(a.All), dropped, a.Err)
 			}
-			if want == 2 && dropped[0] != (device.DroppedIDs{Resource: memory, IDs: ids}) {
+			if want == 2 && dropped[0] != (allocation.DroppedIDs{Resource: memory, IDs: ids}) {
 				t.Errorf("%d ids: got %v", ids, dropped)
 			}
 			k.want("a", "ours", uuid, "early")

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
@@ -52,21 +53,21 @@ func (o ownIDs) has(id device.ID) bool {
 
 type podName struct{ namespace, pod string }
 
-func podOf(o device.Owner) podName { return podName{o.Namespace, o.Pod} }
+func podOf(o allocation.Owner) podName { return podName{o.Namespace, o.Pod} }
 
 // listing has the content of a List, or of a Get as a List with a single pod.
 type listing struct {
 	own         ownIDs
 	pods        []podName
-	resources   device.ResourceSet
-	allocations []device.Allocation
+	resources   allocation.ResourceSet
+	allocations []allocation.Allocation
 }
 
 func newListing(pods []*api.PodResources, o *Options) (*listing, error) {
 	l := &listing{own: newOwnIDs(o)}
 	for _, p := range pods {
 		l.pods = append(l.pods, podName{p.GetNamespace(), p.GetName()})
-		owner := device.Owner{Namespace: p.GetNamespace(), Pod: p.GetName()}
+		owner := allocation.Owner{Namespace: p.GetNamespace(), Pod: p.GetName()}
 		addRows(&l.resources, owner, &api.ContainerResources{CpuIds: p.GetCpuIds(), Memory: p.GetMemory()})
 		for _, c := range p.GetContainers() {
 			owner.Container = c.Name
@@ -79,19 +80,19 @@ func newListing(pods []*api.PodResources, o *Options) (*listing, error) {
 	}
 	for _, d := range l.resources.Devices {
 		l.allocations = append(l.allocations,
-			device.Allocation{Resource: d.Resource, DeviceID: device.AdvertisedID(d.ID), Owner: d.Owner})
+			allocation.Allocation{Resource: d.Resource, DeviceID: device.AdvertisedID(d.ID), Owner: d.Owner})
 	}
 	for _, claim := range l.resources.Claims {
 		if id, ok := o.deviceOf(claim); ok {
 			l.allocations = append(l.allocations,
-				device.Allocation{Resource: claim.Driver, DeviceID: id.Advertised(), Owner: claim.Owner})
+				allocation.Allocation{Resource: claim.Driver, DeviceID: id.Advertised(), Owner: claim.Owner})
 		}
 	}
 	return l, nil
 }
 
 // deviceOf returns the device of a claim, if this node has the device.
-func (o *Options) deviceOf(claim device.Claim) (device.ID, bool) {
+func (o *Options) deviceOf(claim allocation.Claim) (device.ID, bool) {
 	if o.ClaimedDevice == nil || claim.Driver == "" || strings.Contains(claim.Driver, "/") {
 		return "", false
 	}
@@ -99,28 +100,29 @@ func (o *Options) deviceOf(claim device.Claim) (device.ID, bool) {
 }
 
 // newAllocatable returns the rows of GetAllocatableResources, without an owner.
-func newAllocatable(r *api.AllocatableResourcesResponse, o *Options) *device.ResourceSet {
-	rows := &device.ResourceSet{}
-	addRows(rows, device.Owner{}, &api.ContainerResources{Devices: r.Devices, CpuIds: r.CpuIds, Memory: r.Memory})
+func newAllocatable(r *api.AllocatableResourcesResponse, o *Options) *allocation.ResourceSet {
+	rows := &allocation.ResourceSet{}
+	addRows(rows, allocation.Owner{}, &api.ContainerResources{Devices: r.Devices, CpuIds: r.CpuIds, Memory: r.Memory})
 	normalize(rows, newOwnIDs(o))
 	return rows
 }
 
 // addRows adds the resources of a container, or of an owner like one.
-func addRows(rows *device.ResourceSet, owner device.Owner, c *api.ContainerResources) {
+func addRows(rows *allocation.ResourceSet, owner allocation.Owner, c *api.ContainerResources) {
 	for _, d := range c.Devices {
 		nodes := numaNodes(d.Topology)
 		for _, id := range d.DeviceIds {
-			row := device.ResourceDevice{Owner: owner, Resource: d.ResourceName, ID: id, NUMANodes: nodes}
+			row := allocation.ResourceDevice{Owner: owner, Resource: d.ResourceName, ID: id, NUMANodes: nodes}
 			rows.Devices = append(rows.Devices, row)
 		}
 	}
 	if len(c.CpuIds) > 0 {
-		rows.CPUs = append(rows.CPUs, device.ExclusiveCPUs{Owner: owner, CPUs: sortedSet(c.CpuIds)})
+		rows.CPUs = append(rows.CPUs, allocation.ExclusiveCPUs{Owner: owner, CPUs: sortedSet(c.CpuIds)})
 	}
 	for _, m := range c.Memory {
-		row := device.ReservedMemory{Owner: owner, Type: m.MemoryType, Bytes: m.Size, NUMANodes: numaNodes(m.Topology)}
-		rows.Memory = append(rows.Memory, row)
+		rows.Memory = append(rows.Memory, allocation.ReservedMemory{
+			Owner: owner, Type: m.MemoryType, Bytes: m.Size, NUMANodes: numaNodes(m.Topology),
+		})
 	}
 	for _, claim := range c.DynamicResources {
 		addClaim(rows, owner, claim)
@@ -143,7 +145,7 @@ func sortedSet[T cmp.Ordered](values []T) []T {
 // CDI names of a driver's devices, so each device begins with the names of the
 // devices before (GetDynamicResources in
 // pkg/kubelet/cm/container_manager_linux.go). A row has only the device's own.
-func addClaim(rows *device.ResourceSet, owner device.Owner, claim *api.DynamicResource) {
+func addClaim(rows *allocation.ResourceSet, owner allocation.Owner, claim *api.DynamicResource) {
 	before := map[string][]string{} // all names of a driver's newest device
 	for _, r := range claim.ClaimResources {
 		var names []string
@@ -155,7 +157,7 @@ func addClaim(rows *device.ResourceSet, owner device.Owner, claim *api.DynamicRe
 		if len(names) >= len(earlier) && slices.Equal(names[:len(earlier)], earlier) {
 			names = names[len(earlier):]
 		}
-		rows.Claims = append(rows.Claims, device.Claim{
+		rows.Claims = append(rows.Claims, allocation.Claim{
 			Owner: owner, ClaimNamespace: claim.ClaimNamespace, ClaimName: claim.ClaimName,
 			Driver: r.DriverName, Pool: r.PoolName, Device: r.DeviceName, ShareID: r.GetShareId(), CDI: names,
 		})
@@ -165,9 +167,9 @@ func addClaim(rows *device.ResourceSet, owner device.Owner, claim *api.DynamicRe
 // normalize sorts the rows and drops duplicates: two requests of a claim may
 // have the same device, and a pod and its replacement of the same name are
 // listed together for a moment. The kubelet lists a device once per NUMA node.
-func normalize(rows *device.ResourceSet, own ownIDs) {
+func normalize(rows *allocation.ResourceSet, own ownIDs) {
 	dropForeign(rows, own)
-	slices.SortFunc(rows.Devices, device.ResourceDevice.Compare)
+	slices.SortFunc(rows.Devices, allocation.ResourceDevice.Compare)
 	devices := rows.Devices[:0]
 	for _, d := range rows.Devices {
 		last := len(devices) - 1
@@ -179,11 +181,11 @@ func normalize(rows *device.ResourceSet, own ownIDs) {
 		}
 	}
 	rows.Devices = devices
-	rows.CPUs = unique(rows.CPUs, func(c, d device.ExclusiveCPUs) bool { return c.Owner == d.Owner })
-	rows.Memory = unique(rows.Memory, func(m, n device.ReservedMemory) bool {
+	rows.CPUs = unique(rows.CPUs, func(c, d allocation.ExclusiveCPUs) bool { return c.Owner == d.Owner })
+	rows.Memory = unique(rows.Memory, func(m, n allocation.ReservedMemory) bool {
 		return m.Owner == n.Owner && m.Type == n.Type && slices.Equal(m.NUMANodes, n.NUMANodes)
 	})
-	rows.Claims = unique(rows.Claims, func(c, d device.Claim) bool {
+	rows.Claims = unique(rows.Claims, func(c, d allocation.Claim) bool {
 		c.CDI, d.CDI = nil, nil
 		return c.Compare(d) == 0
 	})
@@ -192,9 +194,9 @@ func normalize(rows *device.ResourceSet, own ownIDs) {
 // dropForeign drops all foreign ids of a resource with more than maxForeignIDs.
 // The kubelet lists ids in random order, so a part would change with each
 // response.
-func dropForeign(rows *device.ResourceSet, own ownIDs) {
+func dropForeign(rows *allocation.ResourceSet, own ownIDs) {
 	foreign := map[string]int{}
-	isForeign := func(d device.ResourceDevice) bool { return !own.has(device.AdvertisedID(d.ID).Device()) }
+	isForeign := func(d allocation.ResourceDevice) bool { return !own.has(device.AdvertisedID(d.ID).Device()) }
 	for _, d := range rows.Devices {
 		if isForeign(d) {
 			foreign[d.Resource]++
@@ -202,13 +204,11 @@ func dropForeign(rows *device.ResourceSet, own ownIDs) {
 	}
 	maps.DeleteFunc(foreign, func(_ string, ids int) bool { return ids <= maxForeignIDs })
 	for _, resource := range slices.Sorted(maps.Keys(foreign)) {
-		rows.Dropped = append(rows.Dropped, device.DroppedIDs{Resource: resource, IDs: foreign[resource]})
+		rows.Dropped = append(rows.Dropped, allocation.DroppedIDs{Resource: resource, IDs: foreign[resource]})
 	}
-	if len(rows.Dropped) > 0 {
-		rows.Devices = slices.DeleteFunc(rows.Devices, func(d device.ResourceDevice) bool {
-			return foreign[d.Resource] > 0 && isForeign(d)
-		})
-	}
+	rows.Devices = slices.DeleteFunc(rows.Devices, func(d allocation.ResourceDevice) bool {
+		return foreign[d.Resource] > 0 && isForeign(d)
+	})
 }
 
 // unique sorts rows and keeps the first of the same rows.

@@ -4,11 +4,13 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
-// Options configure a Client. The zero value of each is valid.
+// Options configure a Client. Except for Allocations, the zero value of each is
+// valid.
 type Options struct {
 	Log *slog.Logger // nil discards messages
 	// CheckpointPath is the path of the kubelet's checkpoint (CheckpointFile),
@@ -20,14 +22,14 @@ type Options struct {
 	OwnPod string
 	// OwnerRetention is how long past owners are reported; 0 is an hour.
 	OwnerRetention time.Duration
-	// Allocations receives the allocations; nil: none does.
-	Allocations *pubsub.Value[device.Allocations]
+	// Allocations receives the allocations.
+	Allocations *pubsub.Value[allocation.Snapshot]
 	// Devices are the devices of this node. If nil, all ids are devices of this
 	// node.
 	Devices *device.Inventory
 	// ClaimedDevice returns the device allocated by a claim, if the node has the
 	// device. If nil, claims are no allocations.
-	ClaimedDevice func(device.Claim) (device.ID, bool)
+	ClaimedDevice func(allocation.Claim) (device.ID, bool)
 	// OnCall observes each call of the kubelet, on the caller's goroutine; may be
 	// nil.
 	OnCall func(method string, took time.Duration, err error)

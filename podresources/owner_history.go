@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
@@ -12,15 +13,15 @@ const maxRecentOwners = 8 // of a device
 
 // ownerHistory has the last owners of each device.
 type ownerHistory struct {
-	all       []device.AllocationRecord // by device and owner
-	retention time.Duration             // after the end of an allocation
+	all       []allocation.Record // by device and owner
+	retention time.Duration       // after the end of an allocation
 }
 
 // recordOwner records an owner named by a response. A new owner has had the
 // device since first.
-func (h *ownerHistory) recordOwner(a device.Allocation, first, now time.Time) {
-	record := device.AllocationRecord{Device: a.DeviceID.Device(), Owner: a.Owner, FirstSeen: first, LastSeen: now}
-	i, found := slices.BinarySearchFunc(h.all, record, func(r, s device.AllocationRecord) int {
+func (h *ownerHistory) recordOwner(a allocation.Allocation, first, now time.Time) {
+	record := allocation.Record{Device: a.DeviceID.Device(), Owner: a.Owner, FirstSeen: first, LastSeen: now}
+	i, found := slices.BinarySearchFunc(h.all, record, func(r, s allocation.Record) int {
 		return cmp.Or(cmp.Compare(r.Device, s.Device), r.Owner.Compare(s.Owner))
 	})
 	switch {
@@ -34,12 +35,12 @@ func (h *ownerHistory) recordOwner(a device.Allocation, first, now time.Time) {
 }
 
 // markEnded records the end of the owners without an allocation. The
-// allocations are in the order of device.Allocations.All.
-func (h *ownerHistory) markEnded(allocations []device.Allocation, now time.Time) {
-	current := device.Allocations{All: allocations}
+// allocations are in the order of allocation.Snapshot.All.
+func (h *ownerHistory) markEnded(allocations []allocation.Allocation, now time.Time) {
+	current := allocation.Snapshot{All: allocations}
 	for i := range h.all {
 		r := &h.all[i]
-		isOwner := func(a device.Allocation) bool { return a.Owner == r.Owner }
+		isOwner := func(a allocation.Allocation) bool { return a.Owner == r.Owner }
 		if r.EndedAt.IsZero() && !slices.ContainsFunc(current.ForDevice(r.Device), isOwner) {
 			r.EndedAt = now
 		}
@@ -49,29 +50,23 @@ func (h *ownerHistory) markEnded(allocations []device.Allocation, now time.Time)
 // prune drops records after the retention, and the oldest of a device above
 // maxRecentOwners. Current owners stay: a shared device may have more.
 func (h *ownerHistory) prune(now time.Time) {
-	h.all = slices.DeleteFunc(h.all, func(r device.AllocationRecord) bool {
+	h.all = slices.DeleteFunc(h.all, func(r allocation.Record) bool {
 		return !r.EndedAt.IsZero() && now.Sub(r.LastSeen) > h.retention
 	})
-	for begin := 0; begin < len(h.all); {
-		end := begin + 1
-		for end < len(h.all) && h.all[end].Device == h.all[begin].Device {
-			end++
-		}
-		for ; end-begin > maxRecentOwners; end-- {
-			oldest := -1
-			for i := begin; i < end; i++ {
-				if !h.all[i].EndedAt.IsZero() && (oldest < 0 || h.all[i].LastSeen.Before(h.all[oldest].LastSeen)) {
-					oldest = i
-				}
-			}
-			if oldest < 0 {
-				break
-			}
-			h.all = slices.Delete(h.all, oldest, oldest+1)
-		}
-		begin = end
+	owners := map[device.ID]int{}
+	for _, r := range h.all {
+		owners[r.Device]++
 	}
+	byAge := func(r, s allocation.Record) int { return r.LastSeen.Compare(s.LastSeen) }
+	excess := map[allocation.Record]bool{}
+	for _, r := range slices.SortedStableFunc(slices.Values(h.all), byAge) {
+		if !r.EndedAt.IsZero() && owners[r.Device] > maxRecentOwners {
+			owners[r.Device]--
+			excess[r] = true
+		}
+	}
+	h.all = slices.DeleteFunc(h.all, func(r allocation.Record) bool { return excess[r] })
 }
 
 // records returns a copy of all records, by device and owner.
-func (h *ownerHistory) records() []device.AllocationRecord { return slices.Clone(h.all) }
+func (h *ownerHistory) records() []allocation.Record { return slices.Clone(h.all) }

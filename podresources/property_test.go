@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
@@ -164,7 +165,7 @@ func (n *node) step() {
 
 // check compares published allocations with the truth. Without a plugin, they are
 // as of a call.
-func (n *node) check(a device.Allocations) {
+func (n *node) check(a allocation.Snapshot) {
 	n.t.Helper()
 	// podgauge needs ten seconds from the end of the restart, and two until the next
 	// List.

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/podresources"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -36,7 +37,7 @@ func ownDevices() *device.Inventory {
 }
 
 // byName finds the device a by the name gpu-a and its CDI name.
-func byName(claim device.Claim) (device.ID, bool) {
+func byName(claim allocation.Claim) (device.ID, bool) {
 	name, found := strings.CutPrefix(claim.Device, "gpu-")
 	return device.ID(name), found && claim.Driver == "gpu.nvidia.com" && claim.Pool == "node-a" &&
 		len(claim.CDI) == 1 && strings.HasSuffix(claim.CDI[0], claim.Device)
@@ -48,8 +49,8 @@ func TestClaims(t *testing.T) {
 		claims := []string{mine, "nic.example.com/gpu-a", "gpu.nvidia.com/x"}
 		k.setPods(newPodWith("one", addClaims(newContainer("main"), "mine", claims...)))
 		k.wantListed("a", "one")
-		want := device.Allocation{Resource: "gpu.nvidia.com", DeviceID: "a", Owner: newOwner("one")}
-		if a := k.published(); !slices.Equal(a.All, []device.Allocation{want}) || len(a.Resources.Allocated.Claims) != 3 {
+		want := allocation.Allocation{Resource: "gpu.nvidia.com", DeviceID: "a", Owner: newOwner("one")}
+		if a := k.published(); !slices.Equal(a.All, []allocation.Allocation{want}) || len(a.Resources.Allocated.Claims) != 3 {
 			t.Errorf("got allocations %v, claims %v", a.All, a.Resources.Allocated.Claims)
 		}
 		// A claim of two pods, of which the restarted kubelet lists the second first.
@@ -134,7 +135,7 @@ func TestResourcesWithSameID(t *testing.T) {
 		k.setPods(newPod("one", "a"), mig)
 		k.wantListed("a", "shared")
 		k.allocate("a")
-		if a := k.published().All; len(a) != 2 || a[0].Owner != (device.Owner{}) || a[1].Owner != newOwner("two") {
+		if a := k.published().All; len(a) != 2 || a[0].Owner != (allocation.Owner{}) || a[1].Owner != newOwner("two") {
 			t.Errorf("after Allocate of one of them: got %v", a)
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/podresources"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -105,28 +106,6 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestBothRestart restarts podgauge and the kubelet at the same time, the API
-// server included: no device is unallocated before the kubelet lists all pods.
-func TestBothRestart(t *testing.T) {
-	inBubble(t, longAgo, own, func(k *scriptedKubelet) {
-		k.setPods(newPod(ownPod), newPod("one", "a"))
-		k.wantListed("a", "one")
-		k.stop()
-		k.newClient(own)
-		k.setPods(newPod("static", "s"))
-		k.start(0)
-		defer k.run()()
-		time.Sleep(time.Hour)
-		k.want("a", "unknown", "s", "static")
-		k.setPods(newPod(ownPod), newPod("static", "s"))
-		time.Sleep(3 * time.Second)
-		k.want("a", "unknown")
-		k.setPods(newPod(ownPod), newPod("static", "s"), newPod("one", "a"))
-		time.Sleep(20 * time.Second)
-		k.want("a", "one", "s", "static", "b", "unallocated")
-	})
-}
-
 // TestRestartWithoutCheckpoint keeps owners until the end of the restart.
 func TestRestartWithoutCheckpoint(t *testing.T) {
 	inBubble(t, longAgo, own, func(k *scriptedKubelet) {
@@ -148,7 +127,7 @@ func TestRestartKeepsResources(t *testing.T) {
 		c.Devices[0].Topology = &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: 1}}}
 		return newPodWith(name, c)
 	}
-	options := podresources.Options{OwnPod: ownPod, Devices: ownDevices(), ClaimedDevice: func(c device.Claim) (device.ID, bool) {
+	options := podresources.Options{OwnPod: ownPod, Devices: ownDevices(), ClaimedDevice: func(c allocation.Claim) (device.ID, bool) {
 		return device.ID(c.Device), true
 	}}
 	inBubble(t, longAgo, options, func(k *scriptedKubelet) {

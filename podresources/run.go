@@ -2,11 +2,14 @@ package podresources
 
 import (
 	"context"
+	"strings"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/retry"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -59,14 +62,71 @@ func (c *Client) refreshDelay(now time.Time) (delay time.Duration, expectsUpdate
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lastErr != nil {
-		pause, _ := c.kubelet.pause(now)
-		return max(outageInterval, pause), c.tracker.isLookingUp(now)
+		return outageInterval, c.tracker.isLookingUp(now)
 	}
 	delay = retry.Aligned(c.respondedAt.Add(idleInterval).Sub(now))
 	if c.allocatableStale {
 		delay = min(delay, c.allocatableAt.Add(allocatableInterval).Sub(now))
 	}
 	return max(delay, minRefreshDelay), c.tracker.isLookingUp(now) || !c.tracker.restartOver
+}
+
+// getRecentPods calls Get for the newest pods, the possible owners of a pending
+// allocation, and reports whether all owners are known. If so, List can wait:
+// Get returns a single pod, and a List may disturb another allocation
+// (allocateRecordDelay).
+func (c *Client) getRecentPods(ctx context.Context) bool {
+	now := time.Now()
+	c.mu.Lock()
+	names := c.recentPods
+	c.recentPods = nil
+	// Get must not delay a requested, overdue or failed List.
+	isUseful := c.tracker.isLookingUp(now) && !c.needsList && c.lastErr == nil && c.tracker.epoch != c.noGetEpoch &&
+		now.Sub(c.respondedAt) < idleInterval && len(names) <= maxGetPods
+	c.needsList = false
+	c.mu.Unlock()
+	if !isUseful {
+		return false
+	}
+	for _, name := range names {
+		if c.getPod(ctx, name) != nil { // also a missing pod
+			return false
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.tracker.isLookingUp(now)
+}
+
+func (c *Client) getPod(ctx context.Context, name podName) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if err := c.lockCalls(ctx); err != nil {
+		return err
+	}
+	defer c.unlockCalls()
+	c.waitAfterAllocate(ctx)
+	requestedAt := time.Now()
+	var l *listing
+	epoch, err := c.kubelet.call(ctx, "Get", func(ctx context.Context, from grpc.CallOption) error {
+		request := &api.GetPodResourcesRequest{PodName: name.pod, PodNamespace: name.namespace}
+		response, err := c.kubelet.Get(ctx, request, from)
+		if err == nil {
+			l, err = newListing([]*api.PodResources{response.GetPodResources()}, &c.options)
+		}
+		return err
+	})
+	if err != nil {
+		// Get of pkg/kubelet/apis/podresources/server_v1.go before Kubernetes 1.34
+		if status.Code(err) == codes.Unimplemented || strings.Contains(err.Error(), "Get method disabled") {
+			c.noGetEpoch = epoch
+		}
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.publish(c.tracker.mergeGet(l, epoch, requestedAt))
+	return nil
 }
 
 // refresh calls List and GetAllocatableResources.
@@ -129,12 +189,12 @@ func (c *Client) fetchAllocatable(ctx context.Context) {
 	c.publish(false)
 }
 
-func (c *Client) getAllocatable(ctx context.Context) (rows *device.ResourceSet, err error) {
+func (c *Client) getAllocatable(ctx context.Context) (rows *allocation.ResourceSet, err error) {
 	if err := c.lockCalls(ctx); err != nil { // a large response beside another exceeds the memory
 		return nil, err
 	}
 	defer c.unlockCalls()
-	_, err = c.kubelet.call(ctx, allocatableMethod, func(ctx context.Context, from grpc.CallOption) error {
+	_, err = c.kubelet.call(ctx, "GetAllocatableResources", func(ctx context.Context, from grpc.CallOption) error {
 		response, err := c.kubelet.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{}, from)
 		if err == nil {
 			rows = newAllocatable(response, &c.options)
@@ -142,56 +202,4 @@ func (c *Client) getAllocatable(ctx context.Context) (rows *device.ResourceSet, 
 		return err
 	})
 	return rows, err
-}
-
-// getRecentPods calls Get for the newest pods, the possible owners of a pending
-// allocation, and reports whether all owners are known. If so, List can wait:
-// Get returns a single pod, and a List may disturb another allocation
-// (allocateRecordDelay).
-func (c *Client) getRecentPods(ctx context.Context) bool {
-	now := time.Now()
-	c.mu.Lock()
-	names := c.recentPods
-	c.recentPods = nil
-	// Get must not delay an overdue or failed List.
-	isUseful := c.tracker.isLookingUp(now) && c.lastErr == nil &&
-		now.Sub(c.respondedAt) < idleInterval && len(names) <= maxGetPods
-	c.mu.Unlock()
-	if !isUseful {
-		return false
-	}
-	for _, name := range names {
-		if c.getPod(ctx, name) != nil { // also a missing pod
-			return false
-		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return !c.tracker.isLookingUp(now)
-}
-
-func (c *Client) getPod(ctx context.Context, name podName) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	if err := c.lockCalls(ctx); err != nil {
-		return err
-	}
-	defer c.unlockCalls()
-	requestedAt := time.Now()
-	var l *listing
-	epoch, err := c.kubelet.call(ctx, "Get", func(ctx context.Context, from grpc.CallOption) error {
-		request := &api.GetPodResourcesRequest{PodName: name.pod, PodNamespace: name.namespace}
-		response, err := c.kubelet.Get(ctx, request, from)
-		if err == nil {
-			l, err = newListing([]*api.PodResources{response.GetPodResources()}, &c.options)
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.publish(c.tracker.mergeGet(l, epoch, requestedAt))
-	return nil
 }

@@ -1,12 +1,10 @@
 package podresources_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -16,11 +14,16 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/podresources"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/bufserver"
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testlog"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/test/bufconn"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -38,10 +41,12 @@ var errBroken = errors.New("broken")
 // milliseconds. internal/sim/kubelet behaves like a real kubelet.
 type scriptedKubelet struct {
 	api.UnimplementedPodResourcesListerServer
-	t          *testing.T
-	client     *podresources.Client
-	log        logBuffer // of the client
-	checkpoint string    // path of the file
+	t           *testing.T
+	client      *podresources.Client
+	allocations *pubsub.Value[allocation.Snapshot] // of the client
+	log         testlog.Buffer                     // of the client
+	checkpoint  string                             // path of the file
+	server      bufserver.Server
 
 	mu sync.Mutex
 	// All fields below are guarded by mu.
@@ -54,9 +59,6 @@ type scriptedKubelet struct {
 	allocatableErr   error
 	allocatable      *api.AllocatableResourcesResponse
 	startedAt        time.Time
-	listener         *bufconn.Listener // nil while down
-	server           *grpc.Server
-	serveErr         chan error
 }
 
 // inBubble runs a test with a client of a kubelet that has been running for a time.
@@ -78,35 +80,21 @@ func (k *scriptedKubelet) newClient(options podresources.Options) {
 	if k.client != nil {
 		k.client.Close()
 	}
-	options.Log, options.CheckpointPath = slog.New(slog.NewTextHandler(&k.log, nil)), k.checkpoint
+	k.allocations = &pubsub.Value[allocation.Snapshot]{}
+	options.Log, options.CheckpointPath, options.Allocations = k.log.Logger(), k.checkpoint, k.allocations
 	var err error
-	if k.client, err = podresources.NewWithDial("", k.dial, options); err != nil {
-		k.t.Fatal(err)
-	}
+	k.client, err = podresources.NewWithDial("", k.dial, options)
+	require.NoError(k.t, err)
 }
 
 func (k *scriptedKubelet) start(age time.Duration) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	listener, server, served := bufconn.Listen(1<<16), grpc.NewServer(), make(chan error, 1)
-	api.RegisterPodResourcesListerServer(server, k)
-	go func() { served <- server.Serve(listener) }()
-	k.startedAt, k.listener, k.server, k.serveErr = time.Now().Add(-age), listener, server, served
+	k.set(func() { k.startedAt = time.Now().Add(-age) })
+	k.server.Start(func(s grpc.ServiceRegistrar) { api.RegisterPodResourcesListerServer(s, k) })
 }
 
 // stop ends the server and waits until clients have noticed.
 func (k *scriptedKubelet) stop() {
-	k.mu.Lock()
-	server, served := k.server, k.serveErr
-	k.listener, k.server = nil, nil
-	k.mu.Unlock()
-	if server == nil {
-		return
-	}
-	server.Stop()
-	if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-		k.t.Errorf("Serve: %v", err)
-	}
+	k.server.Stop(k.t)
 	synctest.Wait()
 }
 
@@ -117,18 +105,13 @@ func (k *scriptedKubelet) restart(pods ...*api.PodResources) {
 }
 
 func (k *scriptedKubelet) dial(ctx context.Context) (net.Conn, time.Time, error) {
+	conn, err := k.server.Dial(ctx)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.listener == nil {
-		return nil, time.Time{}, errors.New("connection refused")
-	}
-	conn, err := k.listener.DialContext(ctx)
 	return conn, k.startedAt, err
 }
 
-func (k *scriptedKubelet) List(
-	ctx context.Context, _ *api.ListPodResourcesRequest,
-) (*api.ListPodResourcesResponse, error) {
+func (k *scriptedKubelet) List(ctx context.Context, _ *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
 	k.mu.Lock()
 	k.listCalls = append(k.listCalls, time.Now())
 	before := k.onList
@@ -155,9 +138,7 @@ func (k *scriptedKubelet) GetAllocatableResources(
 	return k.allocatable, k.allocatableErr
 }
 
-func (k *scriptedKubelet) Get(
-	_ context.Context, r *api.GetPodResourcesRequest,
-) (*api.GetPodResourcesResponse, error) {
+func (k *scriptedKubelet) Get(_ context.Context, r *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.getCalls = append(k.getCalls, r.PodName)
@@ -193,26 +174,16 @@ func (k *scriptedKubelet) callsSince(from time.Time) (after []time.Duration) {
 }
 
 // run runs the client until stop is called.
-func (k *scriptedKubelet) run() (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- k.client.Run(ctx) }()
-	return sync.OnceFunc(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			k.t.Errorf("Run: %v", err)
-		}
-	})
-}
+func (k *scriptedKubelet) run() (stop func()) { return background.Run(k.t, k.client.Run) }
 
 // list calls List as a scrape does.
-func (k *scriptedKubelet) list() device.Allocations {
+func (k *scriptedKubelet) list() allocation.Snapshot {
 	return k.client.ListAllocations(context.Background())
 }
 
 // published returns the allocations without a call.
-func (k *scriptedKubelet) published() device.Allocations {
-	a, _ := k.client.Snapshot()
+func (k *scriptedKubelet) published() allocation.Snapshot {
+	a, _ := k.allocations.Get()
 	return a
 }
 
@@ -234,15 +205,15 @@ func (k *scriptedKubelet) wantListed(states ...string) {
 	k.want(states...)
 }
 
-func stateOf(a device.Allocations, id device.ID) string {
+func stateOf(a allocation.Snapshot, id device.ID) string {
 	switch state, owner := a.State(id); state {
-	case device.Allocated:
+	case allocation.Allocated:
 		return owner.Pod
-	case device.Unallocated:
+	case allocation.Unallocated:
 		return "unallocated"
-	case device.AllocatedShared:
+	case allocation.Shared:
 		return "shared"
-	case device.AllocatedOwnerUnknown:
+	case allocation.OwnerUnknown:
 		return "pending"
 	default:
 		return "unknown"
@@ -267,21 +238,15 @@ func (k *scriptedKubelet) writeCheckpoint(entries ...string) {
 		content.Data.PodDeviceEntries = append(content.Data.PodDeviceEntries, e)
 	}
 	b, err := json.Marshal(content)
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	require.NoError(k.t, err)
 	k.writeFile(string(b))
 }
 
 func (k *scriptedKubelet) writeFile(content string) {
 	k.t.Helper()
 	temporary := k.checkpoint + "~"
-	if err := os.WriteFile(temporary, []byte(content), 0o600); err != nil {
-		k.t.Fatal(err)
-	}
-	if err := os.Rename(temporary, k.checkpoint); err != nil {
-		k.t.Fatal(err)
-	}
+	require.NoError(k.t, os.WriteFile(temporary, []byte(content), 0o600))
+	require.NoError(k.t, os.Rename(temporary, k.checkpoint))
 }
 
 // newPod returns a pod "team/name" with a container "main" and the ids.
@@ -301,8 +266,8 @@ func newContainer(name string, ids ...string) *api.ContainerResources {
 	return c
 }
 
-func newOwner(pod string) device.Owner {
-	return device.Owner{Namespace: "team", Pod: pod, Container: "main"}
+func newOwner(pod string) allocation.Owner {
+	return allocation.Owner{Namespace: "team", Pod: pod, Container: "main"}
 }
 
 // numbered returns n strings of a format.
@@ -311,22 +276,4 @@ func numbered(n int, format string) (all []string) {
 		all = append(all, fmt.Sprintf(format, i))
 	}
 	return all
-}
-
-// logBuffer is a log for concurrent reads and writes.
-type logBuffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-func (l *logBuffer) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buffer.Write(b)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buffer.String()
 }

@@ -10,18 +10,15 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/term"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -58,18 +55,12 @@ type client struct {
 	isTerminal func(io.Writer) bool
 }
 
-func newClient(streams genericiooptions.IOStreams) *client {
-	c := &client{flags: genericclioptions.NewConfigFlags(true), streams: streams, isTerminal: isTerminal}
-	c.flags.Namespace = nil // -n selects incidents and pods, not podgauge
-	c.runInPod = c.execInPod
-	return c
-}
-
 func (c *client) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.namespace, "podgauge-namespace", "", "`namespace` of podgauge's pods (default all)")
 	f.StringVarP(&c.selector, "selector", "l", "app.kubernetes.io/name=podgauge", "`labels` of podgauge's pods")
 	f.StringVar(&c.port, "port", "", "`port` of podgauge (default the container's port metrics, or "+defaultPort+")")
-	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "`time` to wait for each node; doctor waits 1m unless set")
+	f.DurationVar(&c.timeout, "timeout", 10*time.Second,
+		"`time` to wait for each node; doctor and capture wait 1m unless set")
 	f.IntVar(&c.parallel, "parallel", 64, "`number` of nodes to query at a time")
 	f.BoolVar(&c.exec, "exec", false,
 		"run podgauge in its pods (pods/exec) instead of using the API server's proxy; "+
@@ -287,74 +278,4 @@ func (c *client) proxyRequest(ctx context.Context, scheme string, p *corev1.Pod,
 		err = fmt.Errorf("response larger than %d bytes", maxResponseBytes)
 	}
 	return response.StatusCode, body, err
-}
-
-// isTerminal reports whether w is a terminal.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
-}
-
-// clusterReport is the content of a command.
-type clusterReport interface {
-	// args returns the number of arguments.
-	args() int
-	addFlags(f *pflag.FlagSet)
-	// complete checks arguments and flags.
-	complete(c *client, f *pflag.FlagSet, args []string) error
-	run(ctx context.Context, c *client) (result, error)
-}
-
-// result is the content of a report at one moment.
-type result struct {
-	document any                        // of JSON and YAML
-	table    func(wide bool) [][]string // headers first
-	notes    []string                   // above the table
-	failed   []string                   // a line for each node that failed
-	problems bool                       // exit status 1 without a failed node
-}
-
-// render returns the text of a report, and writes failed nodes to stderr. A
-// watch has failed nodes in its text.
-func (c *client) render(ctx context.Context, r clusterReport, out cli.Output) (string, error) {
-	res, err := r.run(ctx, c)
-	if err != nil {
-		return "", err
-	}
-	page := ""
-	if out.IsTable() {
-		page = out.Table(res.notes, res.table(out.Wide()))
-	} else if page, err = encode(res.document, out); err != nil {
-		return "", err
-	}
-	for _, line := range res.failed {
-		line = text.Printable(line) + "\n"
-		if out.Watch && out.Terminal {
-			page += line
-		} else {
-			fmt.Fprint(c.streams.ErrOut, line)
-		}
-	}
-	if (len(res.failed) > 0 || res.problems) && (!out.Watch || !out.Terminal) {
-		return page, cli.ErrReported
-	}
-	return page, nil
-}
-
-func encode(document any, out cli.Output) (string, error) {
-	body, err := json.MarshalIndent(document, "", "  ")
-	if err != nil {
-		return "", err
-	}
-	return out.Document(append(body, '\n'))
-}
-
-// failedNodes returns a line for each node without a response.
-func failedNodes[T any](answers []answer[T]) (lines []string) {
-	for _, a := range answers {
-		if a.Response == nil {
-			lines = append(lines, fmt.Sprintf("%s: %s (%s)", a.Node, a.Error, a.Pod))
-		}
-	}
-	return lines
 }

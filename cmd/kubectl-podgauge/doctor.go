@@ -8,27 +8,29 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/doctor"
-	"github.com/spf13/pflag"
+	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 )
 
-// doctorTimeout is the default time for each node. Doctor waits ten seconds for
-// each query that hangs.
-const doctorTimeout = time.Minute
+// longTimeout is the default time for each node of doctor and capture. Doctor
+// waits ten seconds for each query that hangs, and capture takes ten seconds.
+const longTimeout = time.Minute
 
-// doctorReport has the findings of podgauge doctor in each pod.
-type doctorReport struct{ withoutFlags }
-
-func newDoctorReport() clusterReport { return doctorReport{} }
-
-func (doctorReport) complete(c *client, f *pflag.FlagSet, _ []string) error {
-	if !f.Changed("timeout") {
-		c.timeout = doctorTimeout
+func (c *client) waitLonger(command *cobra.Command, _ []string) {
+	if !command.Flags().Changed("timeout") {
+		c.timeout = longTimeout
 	}
-	return nil
 }
 
-func (doctorReport) run(ctx context.Context, c *client) (result, error) {
+func newDoctorCommand(c *client) *cobra.Command {
+	command := c.command("doctor", "Examine all nodes with podgauge doctor, and show the problems",
+		"  kubectl podgauge doctor -o wide", c.reportDoctor)
+	command.PreRun = c.waitLonger
+	return command
+}
+
+// reportDoctor returns the findings of podgauge doctor in each pod.
+func (c *client) reportDoctor(ctx context.Context) (result, error) {
 	answers, err := askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (*doctor.Report, error) {
 		output, err := c.runInPod(ctx, p, []string{"podgauge", "doctor", "--output=json"})
 		if err != nil {
@@ -43,16 +45,12 @@ func (doctorReport) run(ctx context.Context, c *client) (result, error) {
 	res := result{
 		document: nodeList[doctor.Report]{answers}, failed: failedNodes(answers),
 		table: func(wide bool) [][]string {
-			rows := [][]string{{"NODE", "CHECK", "STATUS", "MESSAGE"}}
+			headers := []string{"NODE", "CHECK", "STATUS", "MESSAGE"}
 			if wide {
-				rows[0] = append(rows[0], "IMPACT", "FIX")
+				headers = append(headers, "IMPACT", "FIX")
 			}
-			for _, a := range answers {
-				if a.Response != nil {
-					rows = append(rows, findingRows(a.Node, a.Response, wide)...)
-				}
-			}
-			return rows
+			findings := func(r *doctor.Report) [][]string { return findingRows(r, wide) }
+			return append([][]string{headers}, nodeRows(answers, findings)...)
 		},
 	}
 	for _, a := range answers {
@@ -62,19 +60,19 @@ func (doctorReport) run(ctx context.Context, c *client) (result, error) {
 }
 
 // findingRows returns the problems of a node, or a row without a check.
-func findingRows(node string, r *doctor.Report, wide bool) (rows [][]string) {
+func findingRows(r *doctor.Report, wide bool) (rows [][]string) {
 	for _, f := range r.Checks {
 		if f.Status != doctor.StatusFailure && f.Status != doctor.StatusWarning {
 			continue
 		}
-		row := []string{node, f.Check, string(f.Status), f.Message}
+		row := []string{f.Check, string(f.Status), f.Message}
 		if wide {
 			row = append(row, cmp.Or(f.Impact, "-"), cmp.Or(f.Fix, "-"))
 		}
 		rows = append(rows, row)
 	}
 	if len(rows) == 0 {
-		rows = [][]string{{node, "-", string(doctor.StatusOK), "no problems"}}
+		rows = [][]string{{"-", string(doctor.StatusOK), "no problems"}}
 	}
 	return rows
 }

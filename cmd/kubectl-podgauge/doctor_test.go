@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
@@ -39,7 +40,7 @@ func TestDoctor(t *testing.T) {
 		if status != cli.ExitError || errs != failed {
 			t.Errorf("got status %d, %s", status, errs)
 		}
-		checkGolden(t, name+".txt", out)
+		testfile.CheckGolden(t, *update, "testdata/"+name+".txt", out)
 	}
 	delete(c.nodes, "node-c")
 	delete(c.nodes, "node-d")
@@ -58,7 +59,7 @@ func TestDoctorTimeout(t *testing.T) {
 	for _, test := range []struct {
 		args     []string
 		min, max time.Duration
-	}{{nil, 50 * time.Second, doctorTimeout}, {[]string{"--timeout=20s"}, time.Second, 20 * time.Second}} {
+	}{{nil, 50 * time.Second, longTimeout}, {[]string{"--timeout=20s"}, time.Second, 20 * time.Second}} {
 		var left time.Duration
 		command := newClient(genericiooptions.NewTestIOStreamsDiscard())
 		command.runInPod = func(ctx context.Context, _ *corev1.Pod, _ []string) ([]byte, error) {
@@ -88,5 +89,24 @@ func TestExecTransport(t *testing.T) {
 	const want = "podgauge incidents --output=json --pod=llm-0"
 	if !slices.Equal(commands, []string{want}) {
 		t.Errorf("commands: got %q", commands)
+	}
+}
+
+// TestCapture checks that the output of podgauge capture on the node is printed, and that a failure is one line.
+func TestCapture(t *testing.T) {
+	c := newFakeCluster(t, map[string]*fakeNode{"node-a": {}, "node-b": {}})
+	runInPod := func(_ context.Context, p *corev1.Pod, command []string) ([]byte, error) {
+		if !slices.Equal(command, []string{"podgauge", "capture"}) || p.Spec.NodeName != "node-b" {
+			t.Errorf("command: got %q on %s", command, p.Spec.NodeName)
+		}
+		return []byte("{\"podgauge_capture\":1}\x1b[2J\n"), nil
+	}
+	out, errs, status := c.run(func(c *client) { c.runInPod = runInPod }, "capture", "node-b")
+	if status != cli.ExitOK || errs != "" || out != "{\"podgauge_capture\":1}�[2J\n" {
+		t.Errorf("got status %d, %s%q", status, errs, out)
+	}
+	if _, errs, status := c.run(func(c *client) { c.runInPod = runInPod }, "capture", "node-x"); status != cli.ExitError ||
+		errs != "error: node \"node-x\" has no pod of podgauge\n" {
+		t.Errorf("without a pod: got status %d, %q", status, errs)
 	}
 }

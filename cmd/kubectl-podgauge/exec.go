@@ -21,8 +21,7 @@ import (
 func (c *client) execInPod(ctx context.Context, p *corev1.Pod, command []string) ([]byte, error) {
 	u := c.kube.CoreV1().RESTClient().Post().Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{
-			Container: container(p).Name, Command: command, Stdout: true,
-			Stderr: true,
+			Container: container(p).Name, Command: command, Stdout: true, Stderr: true,
 		}, scheme.ParameterCodec).URL()
 	ws, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, u.String())
 	if err != nil {
@@ -38,14 +37,19 @@ func (c *client) execInPod(ctx context.Context, p *corev1.Pod, command []string)
 	if err != nil {
 		return nil, err
 	}
-	var stdout, stderr limitedBuffer
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stdout, stderr := limitedBuffer{exceeded: cancel}, limitedBuffer{exceeded: cancel}
 	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr})
-	return execOutput(err, &stdout, &stderr)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return execOutput(err, &stdout.data, &stderr.data)
 }
 
 // execOutput returns stdout of a command that began: an exit status of 1 with
 // output is a finding of podgauge doctor.
-func execOutput(err error, stdout, stderr *limitedBuffer) ([]byte, error) {
+func execOutput(err error, stdout, stderr *bytes.Buffer) ([]byte, error) {
 	exit, ended := errors.AsType[utilexec.ExitError](err)
 	switch {
 	case err == nil, ended && exit.ExitStatus() == cli.ExitError && stdout.Len() > 0:
@@ -56,12 +60,19 @@ func execOutput(err error, stdout, stderr *limitedBuffer) ([]byte, error) {
 	return nil, err
 }
 
-// limitedBuffer rejects output that is too long.
-type limitedBuffer struct{ bytes.Buffer }
+// limitedBuffer bounds the output of a node, which may be broken. The executor
+// only logs errors of a Write, so too long an output ends the command. The
+// buffer is not embedded: its ReadFrom would replace Write.
+type limitedBuffer struct {
+	data     bytes.Buffer
+	exceeded context.CancelCauseFunc
+}
 
 func (b *limitedBuffer) Write(p []byte) (int, error) {
-	if b.Len()+len(p) > maxResponseBytes {
-		return 0, fmt.Errorf("output larger than %d bytes", maxResponseBytes)
+	if b.data.Len()+len(p) > maxResponseBytes {
+		err := fmt.Errorf("output larger than %d bytes", maxResponseBytes)
+		b.exceeded(err)
+		return 0, err
 	}
-	return b.Buffer.Write(p)
+	return b.data.Write(p)
 }

@@ -7,12 +7,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/api"
@@ -140,24 +140,6 @@ func (c *fakeCluster) run(change func(*client), args ...string) (stdout, stderr 
 	return out.String(), errs.String(), status
 }
 
-// checkGolden compares a text with its golden file.
-func checkGolden(t *testing.T, name, got string) {
-	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("differs from %s; if intended, run make golden:\n%s", file, got)
-	}
-}
-
 func newDevice(id, gpu string, index int) api.DeviceJSON {
 	return api.DeviceJSON{
 		ID: device.ID(id), GPU: device.GPU(gpu), Index: index, Model: "NVIDIA H100 80GB HBM3", PCI: "0000:19:00.0", MemoryBytes: 80 << 30,
@@ -166,7 +148,7 @@ func newDevice(id, gpu string, index int) api.DeviceJSON {
 }
 
 func newOwner(namespace, pod string, current bool) api.OwnerJSON {
-	return api.OwnerJSON{Owner: device.Owner{Namespace: namespace, Pod: pod, Container: "server"}, Current: current}
+	return api.OwnerJSON{Owner: allocation.Owner{Namespace: namespace, Pod: pod, Container: "server"}, Current: current}
 }
 
 // newNode returns a node with two GPUs. The second GPU failed while serving/llm-0 had it.
@@ -177,10 +159,10 @@ func newNode(now time.Time) *fakeNode {
 		Reason: "xid_79", Xid: 79, Action: "reboot", MarkedUnhealthy: true,
 		Affected: []incident.AffectedContainer{
 			{
-				Owner:       device.Owner{Namespace: "serving", Pod: "llm-0", Container: "server"},
+				Owner:       allocation.Owner{Namespace: "serving", Pod: "llm-0", Container: "server"},
 				Termination: &incident.PodTermination{Phase: "Failed", Reason: "Error", ExitCode: &exit},
 			},
-			{Owner: device.Owner{Namespace: "serving", Pod: "llm-1", Container: "server"}},
+			{Owner: allocation.Owner{Namespace: "serving", Pod: "llm-1", Container: "server"}},
 		},
 	}
 	allocated, failed := newDevice(gpu0, gpu0, 0), newDevice(gpu1, gpu1, 1)

@@ -8,11 +8,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
 
@@ -37,6 +40,19 @@ func run(ctx context.Context, c *client, args []string) int {
 	return cli.Exit(c.streams.ErrOut, "error", root.ExecuteContext(ctx))
 }
 
+func newClient(streams genericiooptions.IOStreams) *client {
+	c := &client{flags: genericclioptions.NewConfigFlags(true), streams: streams, isTerminal: isTerminal}
+	c.flags.Namespace = nil // -n selects incidents and pods, not podgauge
+	c.runInPod = c.execInPod
+	return c
+}
+
+// isTerminal reports whether w is a terminal.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
 func newRootCommand(c *client) *cobra.Command {
 	root := &cobra.Command{
 		Use: "kubectl-podgauge", Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl podgauge"},
@@ -48,14 +64,12 @@ func newRootCommand(c *client) *cobra.Command {
 	c.flags.AddFlags(root.PersistentFlags())
 	c.addFlags(root.PersistentFlags())
 	root.AddCommand(
-		c.command("status", "Show the devices of all nodes", "  kubectl podgauge status -o wide", newStatusReport()),
-		c.command("incidents", "Show the faults of all nodes' devices, newest first",
-			"  kubectl podgauge incidents -n serving --since 24h", newIncidentsReport()),
-		c.command("nodes", "Show a line for each node, worst first", "  kubectl podgauge nodes -w", newNodesReport()),
-		c.command("pod NAME", "Show the devices of a pod, and the faults that affected the pod, also after its end",
-			"  kubectl podgauge pod llm-0 -n serving --prometheus=http://prometheus:9090", newPodReport()),
-		c.command("doctor", "Examine all nodes with podgauge doctor, and show the problems",
-			"  kubectl podgauge doctor -o wide", newDoctorReport()),
+		c.command("status", "Show the devices of all nodes", "  kubectl podgauge status -o wide", c.reportStatus),
+		newIncidentsCommand(c),
+		c.command("nodes", "Show a line for each node, worst first", "  kubectl podgauge nodes -w", c.reportNodes),
+		newPodCommand(c),
+		newDoctorCommand(c),
+		newCaptureCommand(c),
 		&cobra.Command{
 			Use: "version", Short: "Print the version", Args: cobra.NoArgs, Run: func(c *cobra.Command, _ []string) {
 				fmt.Fprintln(c.OutOrStdout(), "kubectl-podgauge", version)
@@ -63,35 +77,4 @@ func newRootCommand(c *client) *cobra.Command {
 		},
 	)
 	return root
-}
-
-// command returns a command that prints a report.
-func (c *client) command(use, short, example string, r clusterReport) *cobra.Command {
-	var out cli.Output
-	command := &cobra.Command{
-		Use: use, Short: short, Long: short + ".", Example: example,
-		Args: cobra.ExactArgs(r.args()),
-	}
-	out.AddFlags(command.Flags())
-	out.AddWatchFlag(command.Flags())
-	r.addFlags(command.Flags())
-	formats := cobra.FixedCompletions(cli.Formats, cobra.ShellCompDirectiveNoFileComp)
-	_ = command.RegisterFlagCompletionFunc("output", formats) // the flag exists
-	command.RunE = func(command *cobra.Command, args []string) error {
-		if err := out.Check(); err != nil {
-			return err
-		}
-		if err := c.connect(); err != nil {
-			return err
-		}
-		if err := r.complete(c, command.Flags(), args); err != nil {
-			return err
-		}
-		out.Terminal = c.isTerminal(c.streams.Out)
-		c.progress = c.isTerminal(c.streams.ErrOut) && (!out.Watch || !out.Terminal)
-		return cli.Failed(out.Print(command.Context(), c.streams.Out, func(ctx context.Context) (string, error) {
-			return c.render(ctx, r, out)
-		}))
-	}
-	return command
 }

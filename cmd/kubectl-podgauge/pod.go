@@ -12,34 +12,9 @@ import (
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/web/api"
-	"github.com/spf13/pflag"
+	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 )
-
-// podRecord is a device that a container of the pod has or had, with a fault
-// that affected the container, if any.
-type podRecord struct {
-	Node      string    `json:"node"`
-	Device    device.ID `json:"device"`
-	GPU       string    `json:"gpu"` // index, "2:0" for a MIG device
-	Container string    `json:"container"`
-	Allocated bool      `json:"allocated"`
-
-	HealthNow string `json:"health_now"` // a device.Health, or "unknown"
-	ReasonNow string `json:"reason_now,omitempty"`
-
-	Fault   string     `json:"fault,omitempty"` // the reason: "xid_79"
-	FaultAt *time.Time `json:"fault_at,omitempty"`
-	// effect of the fault: "unhealthy", "no change", "recovered 3 min ago"
-	HealthThen string `json:"health_then,omitempty"`
-	Xid        uint64 `json:"xid,omitempty"`
-	Action     string `json:"action,omitempty"`
-	Ended      string `json:"ended,omitempty"` // the container and the pod: "Failed, Error, exit 139"
-	Source     string `json:"source"`          // "podgauge" or "prometheus"
-}
-
-// unknownHealth is the health of a device that no source has.
-const unknownHealth = "unknown"
 
 // podReport has the devices of a pod, from podgauge and Prometheus.
 type podReport struct {
@@ -47,29 +22,26 @@ type podReport struct {
 	prometheus      promSource
 }
 
-func newPodReport() clusterReport { return &podReport{} }
-
-func (*podReport) args() int { return 1 }
-
-func (r *podReport) addFlags(f *pflag.FlagSet) {
+func newPodCommand(c *client) *cobra.Command {
+	var r podReport
+	command := c.command("pod NAME",
+		"Show the devices of a pod, and the faults that affected the pod, also after its end",
+		"  kubectl podgauge pod llm-0 -n serving --prometheus=http://prometheus:9090",
+		func(ctx context.Context) (result, error) { return r.run(ctx, c) })
+	command.Args = cobra.ExactArgs(1)
+	f := command.Flags()
 	f.StringVarP(&r.namespace, "namespace", "n", "", "`namespace` of the pod (default that of the kubeconfig)")
 	r.prometheus.addFlags(f)
-}
-
-func (r *podReport) complete(c *client, _ *pflag.FlagSet, args []string) (err error) {
-	r.name = args[0]
-	if r.namespace == "" {
-		if r.namespace, _, err = c.flags.ToRawKubeConfigLoader().Namespace(); err != nil {
-			return err
+	command.PreRunE = func(_ *cobra.Command, args []string) (err error) {
+		r.name = args[0]
+		if r.namespace == "" {
+			if r.namespace, _, err = c.flags.ToRawKubeConfigLoader().Namespace(); err != nil {
+				return err
+			}
 		}
+		return r.prometheus.connect()
 	}
-	return r.prometheus.connect()
-}
-
-// podAnswer is the part of a node's answer.
-type podAnswer struct {
-	devices   *api.DevicesResponse
-	incidents *api.IncidentsResponse
+	return command
 }
 
 func (r *podReport) run(ctx context.Context, c *client) (result, error) {
@@ -183,17 +155,6 @@ func (p *podRecord) setNow(devices *api.DevicesResponse, r *podReport) {
 			return o.Namespace == r.namespace && o.Pod == r.name && o.Container == p.Container
 		})
 	}
-}
-
-func (p *podRecord) sameDevice(other *podRecord) bool {
-	return p.Device == other.Device && p.Container == other.Container
-}
-
-func (p *podRecord) faultTime() time.Time {
-	if p.FaultAt == nil {
-		return time.Time{}
-	}
-	return *p.FaultAt
 }
 
 // mergeRecords adds the past records of Prometheus that no node has. A record

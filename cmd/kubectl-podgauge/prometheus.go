@@ -146,11 +146,6 @@ func (q *promQuery) vector(at time.Time, format string, args ...any) model.Vecto
 	return vector
 }
 
-// deviceSelector returns the labels of a device.
-func deviceSelector(labels model.Metric) string {
-	return fmt.Sprintf("uuid=%q,mig_uuid=%q", string(labels["uuid"]), string(labels["mig_uuid"]))
-}
-
 // healthAt returns the effect of a fault and the action, from the two minutes
 // after the fault.
 func (q *promQuery) healthAt(labels model.Metric, at time.Time) (health, action string) {
@@ -159,7 +154,8 @@ func (q *promQuery) healthAt(labels model.Metric, at time.Time) (health, action 
 	if end.After(q.now) {
 		end = q.now
 	}
-	for _, sample := range q.vector(end, "last_over_time(nvidia_gpu_unhealthy_info{%s}[2m])", deviceSelector(labels)) {
+	for _, sample := range q.vector(end, "last_over_time(nvidia_gpu_unhealthy_info{uuid=%q,mig_uuid=%q}[2m])",
+		string(labels["uuid"]), string(labels["mig_uuid"])) {
 		if sample.Metric["reason"] == labels["reason"] {
 			return "unhealthy", string(sample.Metric["action"])
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 	"github.com/prometheus/common/model"
 )
 
@@ -89,7 +90,7 @@ func TestPodOfRemovedNode(t *testing.T) {
 	if status != cli.ExitOK || errs != "" {
 		t.Errorf("got status %d, %s", status, errs)
 	}
-	checkGolden(t, "pod_gone_node.txt", out)
+	testfile.CheckGolden(t, *update, "testdata/pod_gone_node.txt", out)
 	for _, query := range []string{
 		`last_over_time(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{namespace="serving",pod="llm-9"}[1w])`,
 		`last_over_time(nvidia_gpu_unhealthy_info{uuid="GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d59",mig_uuid=""}[2m])`,
@@ -151,20 +152,14 @@ func TestPrometheusErrors(t *testing.T) {
 
 // TestFamilies checks that podgauge exports the queried families.
 func TestFamilies(t *testing.T) {
-	source, err := os.ReadFile("prometheus.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	page, err := os.ReadFile("../../docs/reference/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	families := regexp.MustCompile(`nvidia_gpu_\w+`).FindAllString(string(source), -1)
+	source := testfile.Read(t, "prometheus.go")
+	page := testfile.Read(t, "../../docs/reference/metrics.md")
+	families := regexp.MustCompile(`nvidia_gpu_\w+`).FindAllString(source, -1)
 	if len(families) < 4 {
 		t.Errorf("queried families: got %q", families)
 	}
 	for _, name := range families {
-		if !strings.Contains(string(page), "|`"+name+"`<br>") {
+		if !strings.Contains(page, "|`"+name+"`<br>") {
 			t.Errorf("docs/reference/metrics.md lacks %s", name)
 		}
 	}

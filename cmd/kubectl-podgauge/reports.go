@@ -12,26 +12,9 @@ import (
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/api"
-	"github.com/spf13/pflag"
+	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 )
-
-// nodeList is the JSON of a report with an answer for each node.
-type nodeList[T any] struct {
-	Nodes []answer[T] `json:"nodes"`
-}
-
-// withoutFlags is the part of a report without arguments and flags.
-type withoutFlags struct{}
-
-func (withoutFlags) args() int                                        { return 0 }
-func (withoutFlags) addFlags(*pflag.FlagSet)                          {}
-func (withoutFlags) complete(*client, *pflag.FlagSet, []string) error { return nil }
-
-// statusReport has the devices of all nodes.
-type statusReport struct{ withoutFlags }
-
-func newStatusReport() clusterReport { return statusReport{} }
 
 func askDevices(ctx context.Context, c *client) ([]answer[api.DevicesResponse], error) {
 	return askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (*api.DevicesResponse, error) {
@@ -39,43 +22,37 @@ func askDevices(ctx context.Context, c *client) ([]answer[api.DevicesResponse], 
 	})
 }
 
-func (statusReport) run(ctx context.Context, c *client) (result, error) {
+// reportStatus returns the devices of all nodes.
+func (c *client) reportStatus(ctx context.Context) (result, error) {
 	answers, err := askDevices(ctx, c)
 	return result{
 		document: nodeList[api.DevicesResponse]{answers}, failed: failedNodes(answers),
 		table: func(wide bool) [][]string {
-			rows := [][]string{append([]string{"NODE"}, cli.DeviceTable(&api.DevicesResponse{}, wide)[0]...)}
-			for _, a := range answers {
-				if a.Response == nil {
-					continue
-				}
-				for _, row := range cli.DeviceTable(a.Response, wide)[1:] {
-					rows = append(rows, append([]string{a.Node}, row...))
-				}
-			}
-			return rows
+			headers := append([]string{"NODE"}, cli.DeviceTable(&api.DevicesResponse{}, wide)[0]...)
+			devices := func(r *api.DevicesResponse) [][]string { return cli.DeviceTable(r, wide)[1:] }
+			return append([][]string{headers}, nodeRows(answers, devices)...)
 		},
 	}, err
 }
 
-// incidentsReport has the incidents of all nodes.
-type incidentsReport struct {
-	withoutFlags
-	filters map[string]*string
-	query   url.Values
+func newIncidentsCommand(c *client) *cobra.Command {
+	var query url.Values
+	command := c.command("incidents", "Show the faults of all nodes' devices, newest first",
+		"  kubectl podgauge incidents -n serving --since 24h",
+		func(ctx context.Context) (result, error) { return c.reportIncidents(ctx, query) })
+	filters := cli.AddIncidentFilters(command.Flags())
+	command.PreRunE = func(command *cobra.Command, _ []string) (err error) {
+		query, err = cli.IncidentQuery(command.Flags(), filters)
+		return err
+	}
+	return command
 }
 
-func newIncidentsReport() clusterReport { return &incidentsReport{} }
-
-func (r *incidentsReport) addFlags(f *pflag.FlagSet) { r.filters = cli.AddIncidentFilters(f) }
-
-func (r *incidentsReport) complete(_ *client, f *pflag.FlagSet, _ []string) (err error) {
-	r.query, err = cli.IncidentQuery(f, r.filters)
-	return err
-}
-
-func (r *incidentsReport) run(ctx context.Context, c *client) (result, error) {
-	answers, err := askIncidents(ctx, c, r.query)
+// reportIncidents returns the incidents of all nodes.
+func (c *client) reportIncidents(ctx context.Context, query url.Values) (result, error) {
+	answers, err := askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (*api.IncidentsResponse, error) {
+		return get[api.IncidentsResponse](ctx, c, p, "incidents", query)
+	})
 	var notes []string
 	for _, a := range answers {
 		if a.Response != nil {
@@ -110,17 +87,6 @@ func (r *incidentsReport) run(ctx context.Context, c *client) (result, error) {
 	}, err
 }
 
-func askIncidents(ctx context.Context, c *client, query url.Values) ([]answer[api.IncidentsResponse], error) {
-	return askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (*api.IncidentsResponse, error) {
-		return get[api.IncidentsResponse](ctx, c, p, "incidents", query)
-	})
-}
-
-// nodesReport has a line for each node.
-type nodesReport struct{ withoutFlags }
-
-func newNodesReport() clusterReport { return nodesReport{} }
-
 // nodeSummary is the line of a node.
 type nodeSummary struct {
 	Node      string `json:"node"`
@@ -139,7 +105,8 @@ type nodeSummary struct {
 	lastIncidentAge string
 }
 
-func (nodesReport) run(ctx context.Context, c *client) (result, error) {
+// reportNodes returns a line for each node.
+func (c *client) reportNodes(ctx context.Context) (result, error) {
 	answers, err := askDevices(ctx, c)
 	nodes, problems := make([]nodeSummary, len(answers)), false
 	for i, a := range answers {

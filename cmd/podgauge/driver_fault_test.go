@@ -14,6 +14,9 @@ import (
 // TestLostAccessToDriver takes the access to all GPUs from a running podgauge, as `systemctl daemon-reload` can. That is no fault of a GPU. The
 // process ends, the next one waits longer, and a process with access works.
 func TestLostAccessToDriver(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes more than ten seconds")
+	}
 	dir := program.ShortDir(t)
 	if _, err := nvmltest.Build(dir); err != nil {
 		t.Fatal(err)

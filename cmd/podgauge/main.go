@@ -3,11 +3,14 @@
 package main
 
 import (
+	"context"
+	"io"
 	"os"
 
 	"github.com/podgauge/podgauge/internal/app"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/capture"
 	"github.com/spf13/pflag"
 )
 
@@ -20,7 +23,12 @@ func (nvidiaPlatform) AddFlags(*pflag.FlagSet) {}
 
 func (nvidiaPlatform) Open(o app.OpenOptions) (*app.Hardware, error) {
 	b := nvml.New(nvml.Options{DriverRoots: o.DriverRoots, PerLink: o.PerLink, Reads: o.Reads})
-	return &app.Hardware{Backend: b, Library: driverLibrary{b}, ClaimedDevice: nvml.ClaimedDevice}, nil
+	record := func(ctx context.Context, version string, w io.Writer) error {
+		return capture.Run(ctx, nvml.Options{DriverRoots: o.DriverRoots}, version, w)
+	}
+	return &app.Hardware{
+		Backend: b, Library: driverLibrary{b}, ClaimedDevice: nvml.ClaimedDevice, Capture: record,
+	}, nil
 }
 
 type driverLibrary struct{ *nvml.Backend }
@@ -31,7 +39,7 @@ func (d driverLibrary) Library() doctor.Library {
 		Path:             info.Library,
 		Version:          info.Version,
 		MissingFunctions: info.MissingFunctions,
-		MissingFamilies:  d.MissingFamilies(),
+		MissingFamilies:  info.MissingFamilies,
 		NotReady:         info.NotReady,
 	}
 }

@@ -3,8 +3,12 @@ package main
 import (
 	"fmt"
 	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/podgauge/podgauge/test/helpers/program"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
@@ -38,8 +42,46 @@ func startPodgauge(t *testing.T, machine []string, args ...string) (p *program.R
 	}
 }
 
+// addedLabels matches the labels that the exporter adds to each series of a GPU.
+var addedLabels = regexp.MustCompile(`(container|gpu|mig_uuid|namespace|pod|uuid)="[^"]*",?`)
+
+// TestValues checks the exact value of each reading from the library to the scrape.
+func TestValues(t *testing.T) {
+	t.Parallel()
+	p, _ := startPodgauge(t, append(nvmltest.BusyGPU, "gpus 1"), "--device-plugin=false", "--metrics.set=full")
+	got := map[string]string{}
+	read := func() (complete bool) {
+		for line := range strings.Lines(p.Scrape(t)) {
+			series, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
+			got[strings.NewReplacer(",}", "}", "{}", "").Replace(addedLabels.ReplaceAllString(series+"}", ""))] = value
+		}
+		for series := range nvmltest.BusyValues {
+			if got[series] == "" {
+				return false
+			}
+		}
+		return true
+	}
+	program.WaitUntil(t, "the first metrics", func() bool { read(); return got["nvidia_gpu_power_watts"] != "" })
+	t.Logf("%s: first metrics after %s", runtime.GOARCH, time.Since(p.Started).Round(time.Millisecond))
+	program.WaitUntil(t, "series of all readings", read)
+	sinceStart := regexp.MustCompile(`_(bytes|joules)_total|throttle_seconds_total`) // these count from the first reading
+	for series, want := range nvmltest.BusyValues {
+		if sinceStart.MatchString(series) {
+			want = 0
+		}
+		if value, err := strconv.ParseFloat(got[series], 64); err != nil || value != want {
+			t.Errorf("%s: got %s, want %v", series, got[series], want)
+		}
+	}
+}
+
 // TestCallsOfTheProgram checks that, with all features on GPUs of all kinds, the one function that takes 20 ms is never called.
 func TestCallsOfTheProgram(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes more than ten seconds")
+	}
+	t.Parallel()
 	models := []string{"h100", "a100", "b200", "gb200", "t4", "h100"}
 	machine := []string{fmt.Sprint("gpus ", len(models))}
 	for i, model := range models {

@@ -1,4 +1,4 @@
-package app
+package app_test
 
 import (
 	"bytes"
@@ -77,5 +77,5 @@ func jsonFields(typ reflect.Type) (names []string) {
 func TestIncidentFamilies(t *testing.T) {
 	text := newScriptedNode().serve(t, "/metrics")["/metrics"]
 	lint(t, "incidents", text)
-	checkGolden(t, "testdata/incidents.prom", text)
+	checkGolden(t, "incidents.prom", text)
 }

@@ -3,47 +3,63 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
-	"time"
+	"strings"
 
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/flags"
+	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/kmsg"
+	"github.com/podgauge/podgauge/internal/kubestatus"
 	"github.com/podgauge/podgauge/internal/node"
+	"github.com/podgauge/podgauge/internal/operator"
 	"github.com/podgauge/podgauge/internal/pods"
+	"github.com/podgauge/podgauge/internal/readiness"
 	"github.com/podgauge/podgauge/internal/rules"
 	"github.com/podgauge/podgauge/internal/state"
+	"github.com/podgauge/podgauge/internal/web/server"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/podresources"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 )
 
-// app is the process: components and the published state.
+// version is set by the Makefile, or by Main after go install of a version.
+var version = "dev"
+
+// app is the daemon: components and the published state.
 type app struct {
-	o       options
+	o       *flags.Options
 	machine *Hardware
+	reload  <-chan os.Signal // forces a read of the config
 	log     *slog.Logger
 
-	registry      *prometheus.Registry
-	selfMetrics   *exporter.SelfMetrics
-	node          *node.State
-	configWatcher *config.Watcher
-	readers       *device.Readers
-	podResources  *podresources.Client
-	pods          *pods.Client
-	state         *state.Store // nil without --state-dir
-	incidents     *incident.Log
-	monitor       *device.Monitor
-	metrics       *exporter.Exporter
-	readiness     readiness
+	node         *node.State
+	registry     *prometheus.Registry
+	selfMetrics  *exporter.SelfMetrics
+	readers      *health.Readers
+	podResources *podresources.Client
+	state        *state.Store // nil without --state-dir
+	takenOver    io.Closer    // from an older process, until this process ends
+	incidents    *incident.Log
+	monitor      *health.Monitor
+	metrics      *exporter.Exporter
 
 	components map[string]component
-	tasks      []func(context.Context) error // tasks without health checks
+	tasks      []task // tasks without health checks
 }
+
+// task runs until ctx is done.
+type task func(ctx context.Context) error
 
 // component is a task with a liveness check. A component with a Ready method
 // has a readiness check as well.
@@ -54,117 +70,268 @@ type component interface {
 
 // newApp assembles the components. Each gets the values that it reads and
 // writes in its constructor.
-func newApp(o options, m *Hardware, log *slog.Logger) (*app, error) {
-	a := &app{o: o, machine: m, log: log, registry: prometheus.NewRegistry()}
-	a.node = &node.State{IsPlugin: o.devicePlugin}
-	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, m.Simulated)
-	a.readiness = readiness{
-		checks:  map[string]func() error{"driver": a.checkDriver, "devices": a.checkDevices},
-		timeout: o.health.notReadyAfter, log: log, failingSince: map[string]time.Time{}, logged: map[string]bool{},
+func newApp(o *flags.Options, m *Hardware, reload <-chan os.Signal, log *slog.Logger) (*app, error) {
+	a := &app{
+		o: o, machine: m, reload: reload, log: log,
+		node:       &node.State{IsPlugin: o.DevicePlugin},
+		registry:   prometheus.NewRegistry(),
+		readers:    health.NewReaders(m.Backend),
+		components: map[string]component{},
 	}
-	a.configWatcher = config.NewWatcher(o.builder, o.loaded, config.WatcherOptions{
-		Settings: &a.node.Settings, Reload: o.reload, Log: log.With("component", "config"),
-	})
-	// Without the wrapper: the backend may have more methods than device.Backend.
-	a.readers = device.NewReaders(m.Backend)
+	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, m.Simulated)
+	a.addConfig()
 	if err := a.addAllocations(); err != nil {
 		return nil, err
 	}
-	history := a.addHealth()
-	processes := m.Processes
-	if processes == nil {
-		processes = cgroup.New(cgroup.Options{
-			Proc: m.ProcDir, Pods: o.podLogsDir, ResolveOwner: a.node.ContainerOwner,
-			Log: log.With("component", "containers"),
-		})
+	a.addHealth()
+	a.addExporter()
+	a.addKubernetes()
+	if o.DevicePlugin {
+		a.addDevicePlugin()
 	}
-	a.metrics = exporter.New(exporter.Sources{
-		Metrics: m.Metrics(), State: a.node, Readers: a.readers, Processes: processes,
-		ListAllocations: a.podResources.ListAllocations,
-	}, o.metrics.Options)
-	if m.Library != nil {
-		a.selfMetrics.ExportUnsupportedFamilies(m.Library.MissingFamilies)
-		a.tasks = append(a.tasks, a.logMissingFamilies)
-	}
-	a.selfMetrics.ExportUnknownConfigKeys(a.configWatcher.UnknownKeys)
-	a.selfMetrics.ExportEventsUp(func() bool { return !a.monitor.EventsInterrupted() })
-
-	a.components = map[string]component{
-		"monitor": a.monitor, "podresources": a.podResources, "pods": a.pods, "incidents": a.incidents,
-	}
-	a.tasks = append(a.tasks, a.configWatcher.Run)
 	if m.Node != nil {
 		a.tasks = append(a.tasks, m.Node.Run)
-	}
-	if o.loaded.Settings.FailOnInitError {
-		a.tasks = append(a.tasks, func(ctx context.Context) error { return requireDriver(ctx, a.monitor) })
-	}
-	a.addKernelLog(history)
-	a.addKubernetes()
-	if o.devicePlugin {
-		a.addDevicePlugin()
 	}
 	return a, nil
 }
 
+// logger returns the log of a component.
+func (a *app) logger(component string) *slog.Logger { return a.log.With("component", component) }
+
+// addConfig adds the watcher of the config.
+func (a *app) addConfig() {
+	watcher := config.NewWatcher(a.o.Builder, a.o.Loaded, config.WatcherOptions{
+		Settings: &a.node.Settings, Reload: a.reload, Log: a.logger("config"),
+	})
+	a.selfMetrics.ExportOne("podgauge_config_unknown_keys", func() float64 { return float64(watcher.UnknownKeys()) })
+	a.tasks = append(a.tasks, watcher.Run)
+}
+
 // addAllocations adds the clients of the kubelet's APIs.
 func (a *app) addAllocations() (err error) {
-	o, m, log := a.o, a.machine, a.log
-	socket := filepath.Join(m.KubeletDir, "pod-resources", "kubelet.sock")
-	if a.podResources, err = podresources.New(socket, podresources.Options{
-		Log:            log.With("component", "podresources"),
-		CheckpointPath: filepath.Join(m.DevicePluginDir, podresources.CheckpointFile),
-		OwnPod:         o.ownPod, OwnerRetention: o.health.ownersMaxAge, OnCall: a.selfMetrics.ObserveKubeletCall,
+	socket := filepath.Join(a.machine.KubeletDir, "pod-resources", "kubelet.sock")
+	a.podResources, err = podresources.New(socket, podresources.Options{
 		Allocations: &a.node.Allocations, Devices: &a.node.Devices, ClaimedDevice: a.claimedDevice,
-	}); err != nil {
+		CheckpointPath: filepath.Join(a.machine.DevicePluginDir, podresources.CheckpointFile),
+		OwnPod:         a.o.OwnPod, OwnerRetention: a.o.Health.OwnersMaxAge,
+		OnCall: a.selfMetrics.ObserveKubeletCall, Log: a.logger("podresources"),
+	})
+	if err != nil {
 		return err
 	}
-	if a.pods, err = pods.New(filepath.Join(m.KubeletDir, "pods-api", "pods-api.sock"), pods.Options{
-		Labels: o.metrics.labelsAllowlist, Pods: &a.node.Pods, Log: log.With("component", "pods"),
-		Observer:  podObserver{a.node, a.podResources},
-		APIServer: o.kubernetes.podFollower(),
-	}); err != nil {
+	podsAPI := filepath.Join(a.machine.KubeletDir, "pods-api", "pods-api.sock")
+	client, err := pods.New(podsAPI, pods.Options{
+		Labels: a.o.Metrics.LabelsAllowlist, APIServer: a.o.Kubernetes.PodFollower(),
+		Pods: &a.node.Pods, Log: a.logger("pods"),
+		OnPodAdded: a.podResources.OnPodAdded, OnPodEnded: a.podResources.OnPodEnded,
+	})
+	if err != nil {
 		return err
+	}
+	a.components["podresources"] = a.podResources
+	a.components["pods"] = client
+	return nil
+}
+
+// claimedDevice returns the device of a claim. Ignored claims allocate no
+// device.
+func (a *app) claimedDevice(c allocation.Claim) (device.ID, bool) {
+	settings, _ := a.node.Settings.Get()
+	if settings.Claims.Ignores(c.ClaimNamespace, c.ClaimName, c.Driver) {
+		return "", false
+	}
+	return a.machine.ClaimedDevice(c, a.node.Statuses())
+}
+
+// addHealth adds the Monitor, the incidents, the kernel log and, with a state
+// folder, the Store with the history of earlier processes.
+func (a *app) addHealth() {
+	o := &a.o.Health
+	monitorOptions := health.Options{
+		UnhealthyTimeout: o.UnhealthyAfter, RestartAfter: o.RestartAfter, Log: a.logger("monitor"),
+		Driver: &a.node.Driver, IsAllocated: a.node.IsAllocated, Policy: a.node.XidPolicy,
+		ExpectedGPUs: a.node.ExpectedGPUs,
+	}
+	incidentOptions := incident.Options{
+		Devices: &a.node.Devices, Allocations: &a.node.Allocations, Terminations: a.node.Terminations,
+		Incidents: &a.node.Incidents, MaxAge: o.IncidentsMaxAge, MaxIncidents: o.IncidentsMaxCount,
+		Log: a.logger("incidents"),
+	}
+	if o.StateDir == "" {
+		a.log.Info("no --state-dir, health and incidents are lost at a restart")
+	} else {
+		a.takenOver = operator.TakeOver(o.StateDir, a.log)
+		a.state, monitorOptions.History, incidentOptions.Stored = state.Open(o.StateDir, state.BootIDPath,
+			&a.node.StateFile, a.logger("state"))
+		monitorOptions.Store, incidentOptions.Store = a.state, a.state
+		a.tasks = append(a.tasks, a.state.Run, a.serveSocket)
+	}
+	a.incidents = incident.New(incidentOptions)
+	monitorOptions.OnHealthEvent = a.incidents.Record
+	a.monitor = health.NewMonitor(a.machine.Backend, a.readers, &a.node.Devices, monitorOptions)
+	a.selfMetrics.ExportOne("podgauge_events_up", func() float64 {
+		if a.monitor.EventsInterrupted() {
+			return 0
+		}
+		return 1
+	})
+	a.components["monitor"] = a.monitor
+	a.components["incidents"] = a.incidents
+	if a.o.Loaded.Settings.FailOnInitError {
+		a.tasks = append(a.tasks, a.requireDriver)
+	}
+	if o.KernelLog != "" && a.machine.Library != nil {
+		xids := kernelXids{a.monitor, a.machine.Library, monitorOptions.History}
+		a.tasks = append(a.tasks, kmsg.NewReader(o.KernelLog, xids, a.logger("kmsg")).Run)
+	}
+}
+
+// serveSocket serves the commands on the node at the socket in the state
+// folder.
+func (a *app) serveSocket(ctx context.Context) error {
+	commands := &operator.CommandHandler{
+		State: a.node, Monitor: a.monitor, Incidents: a.incidents, Store: a.state, Log: a.log,
+	}
+	return operator.ServeSocket(ctx, a.o.Health.StateDir, commands, a.metrics.APIHandler())
+}
+
+// requireDriver fails if the first listing finds no usable driver. Probes are
+// served while a driver initializes or hangs. A listing with devices and an
+// error omits a device.
+func (a *app) requireDriver(ctx context.Context) error {
+	for {
+		d, changed := a.node.Driver.Get()
+		switch d.State {
+		case device.DriverUp, device.DriverReplaced:
+			return nil
+		case device.DriverAbsent, device.DriverFailing:
+			return fmt.Errorf("--fail-on-init-error: %w", d.Err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// addExporter adds the metrics.
+func (a *app) addExporter() {
+	processes := a.machine.ProcessResolver
+	if processes == nil {
+		processes = cgroup.New(cgroup.Options{
+			Proc: a.machine.ProcDir, Pods: a.o.PodLogsDir, ResolveOwner: a.node.ContainerOwner,
+			Log: a.logger("containers"),
+		})
+	}
+	a.metrics = exporter.New(exporter.Sources{
+		Metrics: a.machine.Metrics(), State: a.node, Readers: a.readers, Processes: processes,
+		ListAllocations: a.podResources.ListAllocations,
+	}, a.o.Metrics.Options)
+	if a.machine.Library != nil {
+		a.selfMetrics.Export("podgauge_family_unsupported", func() map[string]float64 {
+			unsupported := map[string]float64{}
+			for _, family := range a.machine.Library.Library().MissingFamilies {
+				unsupported[family] = 1
+			}
+			return unsupported
+		})
+		a.tasks = append(a.tasks, a.logMissingFamilies)
+	}
+}
+
+// logMissingFamilies logs the metric families missing in an old driver library,
+// once after the first health check.
+func (a *app) logMissingFamilies(ctx context.Context) error {
+	for statuses, changed := a.node.Devices.Get(); statuses == nil; statuses, changed = a.node.Devices.Get() {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+	if families := a.machine.Library.Library().MissingFamilies; len(families) > 0 {
+		a.log.Warn("driver library too old for some metric families", "families", strings.Join(families, ","))
 	}
 	return nil
 }
 
+// addKubernetes adds the enabled features that report to the API server.
+func (a *app) addKubernetes() {
+	o := &a.o.Kubernetes
+	options := func(component string) kubestatus.Options {
+		return kubestatus.Options{
+			APIServer: o.Client, NodeName: o.NodeName, State: a.node, Log: a.logger(component),
+		}
+	}
+	if o.Client != nil {
+		a.selfMetrics.Export("podgauge_kubernetes_requests_total", o.Client.Requests)
+	}
+	if o.Events {
+		events := kubestatus.NewEvents(options("events"))
+		a.selfMetrics.ExportOne("podgauge_kubernetes_events_dropped_total",
+			func() float64 { return float64(events.Dropped()) })
+		a.components["events"] = events
+		a.tasks = append(a.tasks, func(ctx context.Context) error {
+			return kubestatus.ReportWaiting(ctx, options("events"))
+		})
+	}
+	if o.NodeCondition {
+		a.components["condition"] = kubestatus.NewCondition(options("condition"))
+	}
+	if o.Label != nil {
+		o.Label.Log = a.logger("config")
+		a.components["label"] = o.Label
+	}
+}
+
 // addDevicePlugin adds the device plugin, the plugin's rules and the CDI specs.
 func (a *app) addDevicePlugin() {
-	specs := rules.NewCDISpecs(&a.node.Settings, &a.node.Devices, a.machine.CDIDir, a.log.With("component", "cdi"))
-	a.selfMetrics.ExportCDISpecs(specs.Written)
-	watcher := rules.NewPublisher(&a.node.Settings, specs, &a.node.Rules, a.log.With("component", "plugin"))
-	a.tasks = append(a.tasks, watcher.Run)
+	log := a.logger("cdi")
+	specs := rules.NewCDISpecs(&a.node.Settings, &a.node.Devices, a.state.HandedOver, a.machine.CDIDir, log)
+	a.selfMetrics.Export("podgauge_cdi_spec_up", specs.Written)
 	a.components["cdi"] = specs
+	a.selfMetrics.ExportResources(&a.node.Resources)
+	publisher := rules.NewPublisher(&a.node.Settings, specs, &a.node.Rules, a.logger("plugin"))
+	a.tasks = append(a.tasks, publisher.Run)
 	a.components["plugin"] = plugin.New(plugin.Options{
-		Dir: a.machine.DevicePluginDir, TakeOver: a.o.takeOver, Log: a.log.With("component", "plugin"),
-		DeviceSource: plugin.Source{
-			Devices: &a.node.Devices, PublishedRules: &a.node.Rules, Allocated: &a.node.Allocations,
-			NewestLinks: a.monitor.Links, Check: a.readers.CheckUsable,
-		},
+		Dir: a.machine.DevicePluginDir, TakeOver: a.o.TakeOver, Log: a.logger("plugin"),
+		Devices: &a.node.Devices, Rules: &a.node.Rules, Allocations: &a.node.Allocations,
+		Links: a.monitor.Links, CheckUsable: a.readers.CheckUsable,
 		Hooks: pluginHooks{a.selfMetrics, a.podResources, a.metrics}, Resources: &a.node.Resources,
 	})
 }
 
 // run runs all tasks until ctx is done or a task fails, and shuts down.
-func (a *app) run(ctx context.Context, l listeners) error {
-	g, ctx := errgroup.WithContext(ctx)
+func (a *app) run(ctx context.Context, l server.Listeners) error {
 	alive := map[string]func() error{}
+	ready := map[string]func() error{
+		"driver":  func() error { return readiness.Driver(a.node, a.monitor) },
+		"devices": func() error { return readiness.Devices(a.node, a.monitor) },
+	}
+	tasks := a.tasks
 	for name, c := range a.components {
 		alive[name] = c.Alive
 		if r, ok := c.(interface{ Ready() error }); ok {
-			a.readiness.checks[name] = r.Ready
+			ready[name] = r.Ready
 		}
-		g.Go(func() error { return c.Run(ctx) })
+		tasks = append(tasks, c.Run)
 	}
-	a.selfMetrics.ExportReadiness(a.readiness.values)
+	readyNode := readiness.New(ready, a.o.Health.NotReadyAfter, a.log)
+	a.selfMetrics.Export("podgauge_ready", readyNode.Values)
 	handler := exporter.HandlerOptions{
-		TelemetryPath: a.o.web.telemetryPath, Pprof: a.o.web.pprof, Registry: a.registry, Notes: a.notes,
-		Alive: func() map[string]error { return runChecks(alive) }, Ready: a.readiness.failures,
-		Log: a.log.With("component", "exporter"), Version: version, Simulated: a.machine.Simulated,
+		TelemetryPath: a.o.Web.TelemetryPath, Pprof: a.o.Web.Pprof, Registry: a.registry,
+		Notes: func() []string { return readiness.Notes(a.node) },
+		Alive: func() map[string]error { return readiness.RunChecks(alive) }, Ready: readyNode.Failures,
+		Log: a.logger("exporter"), Version: version, Simulated: a.machine.Simulated,
 	}
-	for _, task := range append(append(a.tasks, a.readiness.Run), a.o.web.serveTasks(a.metrics, handler, l, a.log)...) {
-		g.Go(func() error { return task(ctx) })
+	tasks = append(tasks, readyNode.Run)
+	for _, serve := range a.o.Web.Tasks(l, a.metrics.Handler(handler), handler.Probes(), a.log) {
+		tasks = append(tasks, serve)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	for _, t := range tasks {
+		g.Go(func() error { return t(ctx) })
 	}
 	err := g.Wait()
 	a.metrics.Drain()

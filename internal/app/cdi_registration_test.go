@@ -1,4 +1,4 @@
-package app
+package app_test
 
 import (
 	"encoding/json"
@@ -7,197 +7,144 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/helpers/program"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// fakeDriverRoot is a folder with the files of a simulated driver that CDI specs list.
-type fakeDriverRoot struct {
-	t    *testing.T
-	root string
-}
-
-func newFakeDriverRoot(t *testing.T, gpus int) fakeDriverRoot {
+// driverWithoutLibraries returns the flags of a folder with the device nodes of a simulated driver. CDI specs can be
+// generated once show has added the libraries.
+func driverWithoutLibraries(t *testing.T) (flags []string, show func()) {
 	t.Helper()
-	f := fakeDriverRoot{t, t.TempDir()}
-	nodes := []string{"nvidiactl", "nvidia-uvm", "nvidia-fs0", "nvidia0", "nvidia1", "nvidia2", "nvidia3"}[:3+gpus]
-	for _, name := range nodes {
-		path := filepath.Join(f.root, "dev", name)
-		f.must(os.MkdirAll(filepath.Dir(path), 0o755))
-		f.must(unix.Mknod(path, unix.S_IFCHR|0o666, 0)) // device number 0:0 needs no privileges
+	root := t.TempDir()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	f.must(os.MkdirAll(f.libraries(), 0o755))
+	must(os.Mkdir(filepath.Join(root, "dev"), 0o755))
+	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia-fs0", "nvidia0"} {
+		must(unix.Mknod(filepath.Join(root, "dev", name), unix.S_IFCHR|0o666, 0)) // device number 0:0 needs no privileges
+	}
+	hidden := filepath.Join(root, "hidden")
+	must(os.MkdirAll(hidden, 0o755))
 	for _, name := range []string{"libcuda.so.580.95.05", "libnvidia-ml.so.580.95.05"} {
-		f.must(os.WriteFile(filepath.Join(f.libraries(), name), nil, 0o755))
+		must(os.WriteFile(filepath.Join(hidden, name), nil, 0o755))
 	}
-	return f
+	must(os.Mkdir(filepath.Join(root, "usr"), 0o755))
+	show = func() { must(os.Rename(hidden, filepath.Join(root, "usr/lib64"))) }
+	return []string{"--driver-root=/host", "--driver-root-ctr-path=" + root}, show
 }
 
-func (f fakeDriverRoot) must(err error) {
-	f.t.Helper()
-	if err != nil {
-		f.t.Fatal(err)
-	}
-}
-
-func (f fakeDriverRoot) libraries() string { return filepath.Join(f.root, "usr", "lib64") }
-
-// hide removes the libraries, so that no specs can be generated, until show is called.
-func (f fakeDriverRoot) hide() (show func()) {
-	f.t.Helper()
-	f.must(os.Rename(f.libraries(), f.libraries()+".hidden"))
-	return func() { f.must(os.Rename(f.libraries()+".hidden", f.libraries())) }
-}
-
-func (f fakeDriverRoot) args(more ...string) []string {
-	return append(more, "--driver-root=/host", "--driver-root-ctr-path="+f.root)
-}
-
-// allocateResponses returns the responses of Allocate that the kubelet has stored.
-func (w *testApp) allocateResponses() (all []*api.ContainerAllocateResponse) {
+// allocateResponse returns the response of Allocate to the node's only pod, as the kubelet has stored it: its CDI
+// classes, and the variables.
+func (w *testApp) allocateResponse() (classes []string, envs map[string]string) {
 	w.t.Helper()
-	text, err := os.ReadFile(filepath.Join(w.dir, "device-plugins", "kubelet_internal_checkpoint"))
-	if err != nil {
-		w.t.Fatal(err)
-	}
 	var stored struct {
 		Data struct{ PodDeviceEntries []struct{ AllocResp []byte } }
 	}
-	if err := json.Unmarshal(text, &stored); err != nil {
+	text := readFile(w.t, filepath.Join(w.dir, "device-plugins", "kubelet_internal_checkpoint"))
+	if err := json.Unmarshal([]byte(text), &stored); err != nil || len(stored.Data.PodDeviceEntries) != 1 {
+		w.t.Fatalf("checkpoint: %v, %s", err, text)
+	}
+	resp := &api.ContainerAllocateResponse{}
+	if err := proto.Unmarshal(stored.Data.PodDeviceEntries[0].AllocResp, resp); err != nil {
 		w.t.Fatal(err)
 	}
-	for _, entry := range stored.Data.PodDeviceEntries {
-		resp := &api.ContainerAllocateResponse{}
-		if err := proto.Unmarshal(entry.AllocResp, resp); err != nil {
-			w.t.Fatal(err)
-		}
-		all = append(all, resp)
+	for _, d := range resp.CdiDevices {
+		class, _, _ := strings.Cut(strings.TrimPrefix(d.Name, "k8s.device-plugin.nvidia.com/"), "=")
+		classes = append(classes, class)
 	}
-	return all
+	return classes, resp.Envs
 }
 
-func cdiVendorClasses(a *api.ContainerAllocateResponse) (names []string) {
-	for _, d := range a.CdiDevices {
-		vendorClass, _, _ := strings.Cut(d.Name, "=")
-		names = append(names, vendorClass)
-	}
-	return names
-}
-
-// specClasses returns the classes of the CDI specs in the test's folder.
-func specClasses(t *testing.T, dir string) (classes []string) {
-	t.Helper()
-	names, err := filepath.Glob(filepath.Join(dir, "cdi", "k8s.device-plugin.nvidia.com-*.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range names {
-		class := strings.TrimPrefix(filepath.Base(name), "k8s.device-plugin.nvidia.com-")
-		classes = append(classes, strings.TrimSuffix(class, ".json"))
-	}
-	return classes
-}
-
-// TestRegistrationWaitsForCDISpecs checks that Allocate responds with all CDI names: the kubelet keeps the first response.
+// TestRegistrationWaitsForCDISpecs checks that Allocate responds with all CDI names: the kubelet keeps the first
+// response. The specs remain after the end, as containers may restart, and the next process removes unneeded ones.
 func TestRegistrationWaitsForCDISpecs(t *testing.T) {
 	t.Parallel()
-	driver := newFakeDriverRoot(t, 1)
-	show := driver.hide()
-	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, driver.args("--device-list-strategy=cdi-cri", "--gds-enabled")...)
-	w.waitLine("nvidia_gpu_healthy{", " 1")
-	w.waitScrape("CDI specs are missing", func(text string) bool { return strings.Contains(text, `podgauge_cdi_spec_up{class="gpu"} 0`) })
-	if text := w.scrape("text/plain"); strings.Contains(text, "podgauge_registrations_total") {
-		t.Error("a resource is registered before its CDI specs are written")
+	flags, show := driverWithoutLibraries(t)
+	dir := program.ShortDir(t)
+	start := func(t *testing.T, strategy ...string) *testApp {
+		return newTestAppWith(t, testSetup{machine: newMachine(sim.T4), dir: dir}, append(strategy, flags...)...)
 	}
-	const wantErr = "plugin: registration waits for the CDI spec of the GPUs: gpu: "
-	waitUntil(t, "/readyz has the writer's error", func() bool {
-		code, text := w.getPath("/readyz")
-		return code == http.StatusServiceUnavailable && strings.Contains(text, wantErr)
-	})
-	show()
-	w.waitRegistered()
-	waitUntil(t, "/readyz returns ok", func() bool { code, _ := w.getPath("/readyz"); return code == http.StatusOK })
-	w.runPod(gpuPod("research", "train", 1))
-	w.waitLine(`podgauge_cdi_spec_up{class="gpu"}`, " 1")
-	want := []string{"k8s.device-plugin.nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gds"}
-	if all := w.allocateResponses(); len(all) != 1 || !slices.Equal(cdiVendorClasses(all[0]), want) {
-		t.Errorf("stored responses: got %v, want %q", all, want)
-	}
-}
-
-// TestStrategiesBesideCDI checks that failing specs block nothing if another strategy serves containers.
-func TestStrategiesBesideCDI(t *testing.T) {
-	t.Parallel()
-	driver := newFakeDriverRoot(t, 1)
-	show := driver.hide()
-	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, driver.args("--device-list-strategy=envvar,cdi-cri", "--metrics.set=none", "--metrics.include=podgauge_cdi_*")...)
-	w.waitRegistered()
-	w.runPod(gpuPod("research", "train", 1))
-	if all := w.allocateResponses(); len(all) != 1 || len(all[0].CdiDevices) > 0 || all[0].Envs["NVIDIA_VISIBLE_DEVICES"] != string(w.machine.AllocatableIDs()[0]) {
-		t.Errorf("stored responses: got %v", all)
-	}
-	w.checkScrape("cdi_spec_missing", "podgauge_cdi_spec_up{", " 0")
-	show()
-	w.waitLine("podgauge_cdi_spec_up{", " 1")
-}
-
-// TestSpecsOutliveTheProcess checks that specs remain after the end, as containers may restart, and that the next process removes unneeded ones.
-func TestSpecsOutliveTheProcess(t *testing.T) {
-	t.Parallel()
-	driver, dir := newFakeDriverRoot(t, 1), shortDir(t)
-	for _, process := range []struct {
-		args []string
-		want []string
-	}{
-		{args: []string{"--device-list-strategy=cdi-cri", "--gds-enabled"}, want: []string{"gds", "gpu"}},
-		{args: []string{"--device-list-strategy=cdi-annotations"}, want: []string{"gpu"}},
-		{args: []string{"--device-list-strategy=envvar"}, want: nil},
-	} {
-		t.Run(strings.Join(process.args, " "), func(t *testing.T) {
-			w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4), dir: dir}, driver.args(process.args...)...)
-			w.waitRegistered()
-			waitUntil(t, "the specs are written", func() bool { return slices.Equal(specClasses(t, dir), process.want) })
+	wantSpecs := func(want ...string) {
+		t.Helper()
+		program.WaitUntil(t, "the specs are "+strings.Join(want, ", "), func() bool {
+			files, _ := filepath.Glob(filepath.Join(dir, "cdi", "*.json"))
+			for i, file := range files {
+				files[i] = strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "k8s.device-plugin.nvidia.com-"), ".json")
+			}
+			return slices.Equal(files, want)
 		})
-		if got := specClasses(t, dir); !slices.Equal(got, process.want) {
-			t.Errorf("specs after %q: got %q, want %q", process.args, got, process.want)
-		}
 	}
+	t.Run("CDI", func(t *testing.T) {
+		w := start(t, "--device-list-strategy=cdi-cri", "--gds-enabled")
+		w.waitLine("nvidia_gpu_healthy{", " 1")
+		text := w.waitLine(`podgauge_cdi_spec_up{class="gpu"}`, " 0")
+		if strings.Contains(text, "podgauge_registrations_total") {
+			t.Error("a resource is registered before its CDI specs are written")
+		}
+		w.waitNotReady("plugin", "registration waits for the CDI spec of the GPUs: gpu: ")
+		show()
+		w.waitRegistered()
+		w.waitReady()
+		w.runPod(gpuPod("research", "train", 1))
+		w.waitLine(`podgauge_cdi_spec_up{class="gpu"}`, " 1")
+		if classes, _ := w.allocateResponse(); !slices.Equal(classes, []string{"gpu", "gds"}) {
+			t.Errorf("stored response: got %q", classes)
+		}
+		wantSpecs("gds", "gpu")
+	})
+	wantSpecs("gds", "gpu")
+	t.Run("fewer specs", func(t *testing.T) {
+		start(t, "--device-list-strategy=cdi-annotations").waitRegistered()
+		wantSpecs("gpu")
+	})
+	start(t, "--device-list-strategy=envvar").waitRegistered()
+	wantSpecs()
 }
 
-// TestNewSettingsWaitForCDISpecs checks that containers start with the old settings until the specs of the new settings are written.
+// TestNewSettingsWaitForCDISpecs checks that containers start with the old settings until the specs of the new settings
+// are written, and that failing specs block nothing if another strategy serves containers.
 func TestNewSettingsWaitForCDISpecs(t *testing.T) {
-	driver := newFakeDriverRoot(t, 1)
-	show := driver.hide()
-	file := configFile{t, filepath.Join(t.TempDir(), "config.yaml")}
-	file.write("version: v1\n")
-	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, driver.args("--config-file="+file.path)...)
+	t.Parallel()
+	flags, show := driverWithoutLibraries(t)
+	const byVariable, byCDI = "version: v1\n", "version: v1\nflags: {plugin: {deviceListStrategy: %s}}\n"
+	config := writeConfig(t, byVariable)
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, append(flags, "--config-file="+config, "--metrics.set=none", "--metrics.include=podgauge_cdi_*")...)
 	w.waitRegistered()
-	file.write("version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}}\n")
-	w.reload <- syscall.SIGHUP
-	w.waitLine("podgauge_cdi_spec_up{", " 0")
-	w.runPod(gpuPod("research", "before", 1))
-	if all := w.allocateResponses(); len(all) != 1 || len(all[0].CdiDevices) > 0 || len(all[0].Envs) != 1 {
-		t.Errorf("before the specs are written: got stored responses %v", all)
+	wantResponse := func(want string, cdiDevices, variables int) {
+		t.Helper()
+		program.WaitUntil(t, "containers start "+want, func() bool {
+			w.runPod(gpuPod("research", "train", 1))
+			classes, envs := w.allocateResponse()
+			w.deletePod(gpuPod("research", "train", 1))
+			return len(classes) == cdiDevices && len(envs) == variables
+		})
 	}
-	w.deletePod(gpuPod("research", "before", 1))
+	reload := func(text string) {
+		writeFile(t, config, text)
+		w.reload()
+	}
+	reload(strings.Replace(byCDI, "%s", "cdi-cri", 1))
+	w.checkScrape("cdi_spec_missing", "podgauge_cdi_spec_up{", " 0")
+	wantResponse("with the old settings", 0, 1)
+	reload(strings.Replace(byCDI, "%s", "[envvar, cdi-cri]", 1))
+	wantResponse("by variable, without the missing spec", 0, 1)
+	if code, text := w.getPath("/readyz"); code != http.StatusOK {
+		t.Errorf("/readyz: got %d %s", code, text)
+	}
 	show()
 	w.waitLine("podgauge_cdi_spec_up{", " 1")
-	waitUntil(t, "the new settings apply", func() bool {
-		w.runPod(gpuPod("research", "after", 1))
-		all := w.allocateResponses()
-		w.deletePod(gpuPod("research", "after", 1))
-		return len(all) == 1 && len(all[0].CdiDevices) == 1 && len(all[0].Envs) == 0
-	})
-	file.write("version: v1\n")
-	w.reload <- syscall.SIGHUP
+	wantResponse("by variable and by CDI", 1, 1)
+	reload(strings.Replace(byCDI, "%s", "cdi-cri", 1))
+	wantResponse("by CDI", 1, 0)
+	reload(byVariable)
 	w.waitScrape("no CDI specs", func(text string) bool { return !strings.Contains(text, "podgauge_cdi_spec_up") })
-	w.runPod(gpuPod("research", "last", 1))
-	if all := w.allocateResponses(); len(all) != 1 || len(all[0].CdiDevices) > 0 || len(all[0].Envs) != 1 {
-		t.Errorf("after the return to the first settings: got stored responses %v", all)
-	}
+	wantResponse("by variable", 0, 1)
 }

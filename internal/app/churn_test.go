@@ -1,4 +1,4 @@
-package app
+package app_test
 
 import (
 	"cmp"
@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,13 +17,17 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/kubelet/churn"
 )
 
 // TestChurn adds and deletes several pods a second on the simulated node, restarts the kubelet, and compares each scrape with the kubelet's
 // state. PODGAUGE_CHURN is the number of transitions.
 func TestChurn(t *testing.T) {
-	transitions, err := strconv.Atoi(cmp.Or(os.Getenv("PODGAUGE_CHURN"), "100"))
+	if testing.Short() {
+		t.Skip("takes more than ten seconds")
+	}
+	transitions, err := strconv.Atoi(cmp.Or(os.Getenv("PODGAUGE_CHURN"), "60"))
 	if err != nil {
 		t.Fatalf("PODGAUGE_CHURN: %v", err)
 	}
@@ -55,8 +60,9 @@ func TestChurn(t *testing.T) {
 // energy counters are known at any time.
 type churnTarget struct {
 	*testApp
-	start time.Time
-	watts map[string]float64
+	start      time.Time
+	watts      map[string]float64
+	restarting atomic.Bool // the kubelet's connections may have ended, before its state does
 }
 
 func newChurnTarget(t *testing.T) *churnTarget {
@@ -78,12 +84,12 @@ func newChurnTarget(t *testing.T) *churnTarget {
 	}
 	n.start = time.Now()
 	own := kubelet.PodSpec{Namespace: "podgauge", Name: "podgauge-x7k2p", Containers: []kubelet.ContainerSpec{{Name: "podgauge"}}}
-	n.testApp = newTestAppWith(t, testSetup{machine: machine, ownPod: own.Name})
+	n.testApp = newTestAppWith(t, testSetup{machine: machine, env: map[string]string{"POD_NAME": own.Name}})
 	n.waitRegistered()
 	if err := n.kubelet.RunPod(t.Context(), own); err != nil {
 		t.Fatal(err)
 	}
-	waitUntil(t, "the kubelet's start is over", func() bool { // without a collection, which would count energy
+	program.WaitUntil(t, "the kubelet's start is over", func() bool { // without a collection, which would count energy
 		_, allocations := n.getPath(api.AllocationsPath)
 		return strings.Contains(allocations, `"complete":true`)
 	})
@@ -113,15 +119,18 @@ func (n *churnTarget) CreatePod(ctx context.Context, name string, gpus int) erro
 func (n *churnTarget) DeletePod(name string) error { return n.kubelet.DeletePod(n.pod(name, 0)) }
 
 func (n *churnTarget) RestartKubelet(ctx context.Context, i int, wait time.Duration) error {
+	n.restarting.Store(true)
+	defer n.restarting.Store(false)
 	return n.kubelet.Restart(ctx, func() { <-time.After(wait) })
 }
 
 func (n *churnTarget) ListAllocations(context.Context) (churn.KubeletListing, error) {
 	var a churn.KubeletListing
+	restarting := n.restarting.Load()
 	a.From = time.Now()
 	s := n.kubelet.State()
 	a.To = time.Now()
-	a.Complete = s.PodsRead
+	a.Complete = s.PodsRead && !restarting
 	for _, p := range s.Pods {
 		for _, c := range p.Containers {
 			for _, d := range c.Devices {

@@ -3,152 +3,136 @@ package app
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
+	"github.com/podgauge/podgauge/internal/cdi"
+	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/internal/client"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/doctor"
+	"github.com/podgauge/podgauge/internal/flags"
+	"github.com/podgauge/podgauge/internal/rules"
+	"github.com/podgauge/podgauge/internal/text"
+	"github.com/podgauge/podgauge/internal/validate"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
-// run runs a command line in a given environment, and returns the exit status.
-func run(ctx context.Context, p Platform, args []string, lookupEnv envLookup, stdout, stderr io.Writer) int {
-	reload := make(chan os.Signal, 1)     // one waiting reload stands for all
-	signal.Notify(reload, syscall.SIGHUP) // first: an uncaught signal ends the process
-	defer signal.Stop(reload)
-	o := newOptions(p, lookupEnv)
-	name, err := execute(ctx, o, args, lookupEnv, stdout, stderr)
-	if err == nil && o.daemon { // without the commands and their flags in memory
-		o.reload = reload
-		err = cli.Failed(runDaemon(ctx, *o, o.logger(stderr)))
-	}
-	return cli.Exit(stderr, name, err)
+// Run runs a command line in an environment, and returns the exit status.
+func Run(ctx context.Context, p Platform, args []string, lookupEnv flags.LookupEnv, stdout, stderr io.Writer) int {
+	return run(ctx, newCommand(p, flags.New(lookupEnv)), args, stdout, stderr)
 }
 
-// execute parses a command line and runs the command, except for the daemon. Name is the command's.
-func execute(ctx context.Context, o *options, args []string, lookupEnv envLookup, stdout, stderr io.Writer) (name string, err error) {
-	root := newRootCommand(o, lookupEnv)
+func run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	named, _, _ := root.Find(args[:min(1, len(args))]) // without a name, the daemon
-	root.SetArgs(append([]string{}, normalizeDashes(named.Flags(), args)...))
+	root.SetArgs(append([]string{}, cli.NormalizeDashes(named.Flags(), args)...))
 	command, err := root.ExecuteContextC(ctx)
-	return command.CommandPath(), err
+	return cli.Exit(stderr, command.CommandPath(), err)
 }
 
-// newRootCommand returns the daemon's command with all other commands below.
-func newRootCommand(o *options, lookupEnv envLookup) *cobra.Command {
+// newCommand returns the daemon's command with all other commands below.
+func newCommand(p Platform, options *flags.Options) *cobra.Command {
+	o := commandOptions{options, p}
 	root := &cobra.Command{
 		Use:   "podgauge",
 		Short: "Run the device plugin and exporter of this node",
 		Long: "podgauge is the NVIDIA device plugin and Prometheus exporter of a Kubernetes node.\n" +
 			"Without a command, podgauge runs as the daemon of the node.",
 		Example:       "  podgauge --state-dir=/var/lib/podgauge\n  podgauge status",
-		Args:          maxArgs(0),
+		Args:          cli.MaxArgs(0),
 		SilenceErrors: true, SilenceUsage: true,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if o.version {
-				return printVersion(c)
-			}
-			o.daemon = true
-			if err := o.kubernetes.connect(lookupEnv); err != nil {
-				return err
-			}
-			return cmp.Or(o.chooseByLabel(c.Context(), c.Flags(), c.ErrOrStderr()), o.complete())
-		},
 	}
-	o.addFlags(root.Flags())
-	root.SetHelpFunc(func(c *cobra.Command, _ []string) { printHelp(c) })
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
-	root.SetHelpCommand(newHelpCommand())
+	o.AddFlags(root.Flags(), p.AddFlags)
+	root.RunE = o.command(o.runDaemon)
+	root.SetHelpFunc(cli.PrintHelp)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.FlagError(err) })
+	root.SetHelpCommand(cli.NewHelpCommand())
 	configFolder := ""
-	if _, inPod := lookupEnv("KUBERNETES_SERVICE_HOST"); inPod {
-		configFolder = mountedFolder
+	if _, inPod := o.LookupEnv("KUBERNETES_SERVICE_HOST"); inPod {
+		configFolder = client.MountedFolder
 	}
 	root.AddCommand(
-		newClientCommand(newStatusQuery(configFolder), "status", "Show the devices of this node",
-			"Show the devices of a running podgauge: health, reason, action, containers and last incident.",
-			"  podgauge status -w\n  kubectl exec -n podgauge ds/podgauge -- podgauge status -o wide"),
-		newClientCommand(newIncidentsQuery(configFolder), "incidents", "Show the faults of this node's devices",
-			"Show the recorded faults of devices: the affected containers, how the containers ended, and the action that recovers the device.",
-			"  podgauge incidents --pod llm-0 --since 24h"),
-		newDeviceCommand(), newDriverCommand(),
-		newDoctorCommand(o, root.Flags(), lookupEnv), newValidateCommand(o, root.Flags()), newCompletionCommand(),
+		client.NewStatusCommand(configFolder), client.NewIncidentsCommand(configFolder),
+		client.NewDeviceCommand(), client.NewDriverCommand(),
+		newDoctorCommand(o, root.Flags()), newCaptureCommand(o, root.Flags()), newValidateCommand(o, root.Flags()),
+		cli.NewCompletionCommand(),
 		&cobra.Command{
-			Use: "version", Short: "Print the version", Long: "Print the version of podgauge.", Example: "  podgauge version",
-			Args: maxArgs(0), RunE: func(c *cobra.Command, _ []string) error { return printVersion(c) },
+			Use: "version", Short: "Print the version", Long: "Print the version of podgauge.",
+			Example: "  podgauge version", Args: cli.MaxArgs(0), RunE: printVersion,
 		},
 	)
 	root.InitDefaultHelpCmd()
-	root.CompletionOptions.DisableDefaultCmd = true // newCompletionCommand has no PowerShell
+	root.CompletionOptions.DisableDefaultCmd = true // cli.NewCompletionCommand has no PowerShell
 	return root
 }
 
-func newClientCommand(q *clientCommand, name, short, long, example string) *cobra.Command {
-	c := &cobra.Command{Use: name, Short: short, Long: long, Example: example, Args: maxArgs(0)}
-	q.addFlags(c.Flags())
-	completeOutput(c)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		if err := q.complete(c.Flags(), daemonFlags("/proc")); err != nil {
-			return err
+func printVersion(c *cobra.Command, _ []string) error {
+	_, err := fmt.Fprintln(c.OutOrStdout(), "podgauge", version)
+	return err
+}
+
+// commandOptions are the options of the daemon, which doctor and validate share.
+type commandOptions struct {
+	*flags.Options
+	platform Platform
+}
+
+// command returns a command with the daemon's flag --version.
+func (o commandOptions) command(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, args []string) error {
+		if o.Version {
+			return printVersion(c, args)
 		}
-		q.Terminal = isTerminal(c.OutOrStdout())
-		return cli.Failed(q.Print(c.Context(), c.OutOrStdout(), q.render))
+		return run(c, args)
 	}
-	return c
 }
 
-func newDoctorCommand(o *options, daemonFlags *pflag.FlagSet, lookupEnv envLookup) *cobra.Command {
-	var out cli.Output
-	c := &cobra.Command{
-		Use: "doctor", Short: "Examine this node, and report problems with impact and fix",
-		Long: "Examine this node, and report problems with impact and fix. The command changes nothing.\n" +
-			"Accepts the flags of the daemon, too (podgauge --help). In the daemon's container, doctor uses the daemon's own flags.",
-		Example: "  kubectl exec -n podgauge ds/podgauge -- podgauge doctor", Args: maxArgs(0),
-		RunE: func(c *cobra.Command, _ []string) error {
-			if o.version {
-				return printVersion(c)
-			}
-			o.doctor = true
-			if err := cmp.Or(o.chooseByLabel(c.Context(), c.Flags(), c.ErrOrStderr()), o.complete(), out.Check()); err != nil {
-				return err
-			}
-			out.Terminal = isTerminal(c.OutOrStdout())
-			return o.runDoctor(c.Context(), out, lookupEnv, c.OutOrStdout())
-		},
+// runDaemon checks the command line, listeners, IMEX channels and platform, and
+// runs the daemon until the context is done.
+func (o commandOptions) runDaemon(c *cobra.Command, _ []string) error {
+	reload := make(chan os.Signal, 1)     // one waiting reload stands for all
+	signal.Notify(reload, syscall.SIGHUP) // first: an uncaught signal ends the process
+	defer signal.Stop(reload)
+	if err := o.ConfigByLabel(c.Context(), c.Flags(), c.ErrOrStderr()); err != nil {
+		return err
 	}
-	shareFlags(c, daemonFlags)
-	out.AddFlags(c.Flags())
-	completeOutput(c)
-	return c
+	if err := o.Complete(); err != nil {
+		return err
+	}
+	return cli.Failed(o.serve(c.Context(), reload, o.Logger(c.ErrOrStderr())))
 }
 
-func newValidateCommand(o *options, daemonFlags *pflag.FlagSet) *cobra.Command {
-	c := &cobra.Command{
-		Use: "validate [FILE]", Short: "Check a config, and show the effect on this node",
-		Long: "Check a config of the device plugin, and show the effect on this node. The command changes nothing.\n" +
-			"The exit status is 0 for a valid config, 1 if this node's devices cannot be listed, and 2 for an invalid config.\n" +
-			"Accepts the flags of the daemon, too (podgauge --help).",
-		Example: "  podgauge validate config.yaml --mig-strategy=mixed", Args: maxArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			if o.version {
-				return printVersion(c)
-			}
-			if err := o.setConfigFile(c.Flags(), args); err != nil {
-				return err
-			}
-			if err := o.complete(); err != nil {
-				return err
-			}
-			return o.validate(c.Context(), c.OutOrStdout())
-		},
+// serve assembles the daemon, and runs it until ctx is done.
+func (o commandOptions) serve(ctx context.Context, reload <-chan os.Signal, log *slog.Logger) error {
+	l, err := o.Web.Listen()
+	if err != nil {
+		return err
 	}
-	shareFlags(c, daemonFlags)
-	return c
+	if _, err := rules.IMEXChannels(o.Loaded.Settings); err != nil {
+		return err
+	}
+	m, err := o.openPlatform(log)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	a, err := newApp(o.Options, m, reload, log)
+	if err != nil {
+		return err
+	}
+	o.Loaded.Report(log)
+	log.Info("podgauge starting", "version", version, "listen", l.Main.Addr().String(), "kubelet_dir", m.KubeletDir,
+		"simulated", m.Simulated)
+	return a.run(ctx, l)
 }
 
 // shareFlags adds the flags of the daemon to a command.
@@ -157,93 +141,174 @@ func shareFlags(c *cobra.Command, daemon *pflag.FlagSet) {
 	c.Flags().AddFlagSet(daemon)
 }
 
-func completeOutput(c *cobra.Command) {
-	formats := cobra.FixedCompletions(cli.Formats, cobra.ShellCompDirectiveNoFileComp)
-	_ = c.RegisterFlagCompletionFunc("output", formats) // the flag exists
-}
-
-// newCompletionCommand returns a command that prints a script, which asks podgauge for commands and flags.
-func newCompletionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "completion bash|zsh|fish", Short: "Print the completion script of a shell", Long: "Print the completion script of a shell.",
-		Example: "  source <(podgauge completion bash)", ValidArgs: []cobra.Completion{"bash", "zsh", "fish"}, Args: maxArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			out := c.OutOrStdout()
-			switch strings.Join(args, "") {
-			case "bash":
-				return c.Root().GenBashCompletionV2(out, true)
-			case "zsh":
-				return c.Root().GenZshCompletion(out)
-			case "fish":
-				return c.Root().GenFishCompletion(out, true)
+func newValidateCommand(o commandOptions, daemonFlags *pflag.FlagSet) *cobra.Command {
+	c := &cobra.Command{
+		Use: "validate [FILE]", Short: "Check a config, and show the effect on this node",
+		Long: "Check a config of the device plugin, and show the effect on this node. The command changes nothing.\n" +
+			"The exit status is 0 for a valid config, 1 if this node's devices cannot be listed, and 2 for an " +
+			"invalid config.\nAccepts the flags of the daemon, too (podgauge --help).",
+		Example: "  podgauge validate config.yaml --mig-strategy=mixed", Args: cli.MaxArgs(1),
+		RunE: o.command(func(c *cobra.Command, args []string) error {
+			if err := o.setConfigFile(c.Flags(), args); err != nil {
+				return err
 			}
-			return fmt.Errorf("shell %q: expected bash, zsh or fish", strings.Join(args, ""))
-		},
+			if err := o.Complete(); err != nil {
+				return err
+			}
+			if err := validate.Settings(&o.Loaded, c.OutOrStdout()); err != nil {
+				return err
+			}
+			if err := o.preview(c.Context(), c.OutOrStdout()); err != nil {
+				return cli.Failed(fmt.Errorf("the effect on this node is unknown: %w", err))
+			}
+			return nil
+		}),
 	}
+	shareFlags(c, daemonFlags)
+	return c
 }
 
-// newHelpCommand returns a help command that rejects unknown names.
-func newHelpCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "help [COMMAND]", Short: "Show the help of a command", Long: "Show the help of a command.", Example: "  podgauge help status",
-		ValidArgsFunction: func(c *cobra.Command, _ []string, _ string) (names []cobra.Completion, _ cobra.ShellCompDirective) {
-			for _, command := range c.Root().Commands() {
-				names = append(names, command.Name())
-			}
-			return names, cobra.ShellCompDirectiveNoFileComp
-		},
-		RunE: func(c *cobra.Command, args []string) error {
-			command, rest, err := c.Root().Find(args)
-			if err != nil || len(rest) > 0 {
-				return fmt.Errorf("unknown command %q", strings.Join(args, " "))
-			}
-			return command.Help()
-		},
-	}
-}
-
-// maxArgs limits the arguments of a command.
-func maxArgs(n int) cobra.PositionalArgs {
-	return func(_ *cobra.Command, args []string) error {
-		if len(args) > n {
-			return fmt.Errorf("unexpected argument %q", args[n])
+// setConfigFile reads the FILE of validate.
+func (o commandOptions) setConfigFile(f *pflag.FlagSet, args []string) error {
+	if len(args) > 0 {
+		if f.Changed("config-file") {
+			return errors.New("FILE and --config-file: set only one of them")
 		}
-		return nil
+		if err := f.Set("config-file", args[0]); err != nil {
+			return err
+		}
 	}
-}
-
-func printVersion(c *cobra.Command) error {
-	_, err := fmt.Fprintln(c.OutOrStdout(), "podgauge", version)
+	location, err := o.Builder.Location()
+	if err == nil && location.File == "" {
+		err = errors.New("no config: set FILE, --config-file or CONFIG_FILE")
+	}
 	return err
 }
 
-// printHelp prints what a command does, examples, commands and the command's own flags.
-func printHelp(c *cobra.Command) {
-	w := c.OutOrStdout()
-	fmt.Fprintf(w, "%s\n", strings.TrimSpace(c.Long))
-	if c.HasExample() {
-		fmt.Fprintf(w, "\nExamples:\n%s\n", c.Example)
+// preview prints the device lists on this node.
+func (o commandOptions) preview(ctx context.Context, stdout io.Writer) error {
+	m, err := o.openPlatform(slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
 	}
-	fmt.Fprintf(w, "\nUsage:\n  %s\n", c.UseLine())
-	if c.HasAvailableSubCommands() {
-		fmt.Fprintf(w, "\nCommands:\n")
-		for _, command := range c.Commands() {
-			fmt.Fprintf(w, "  %-11s %s\n", command.Name(), command.Short)
-		}
-	}
-	if flags := ownFlags(c); flags.HasFlags() {
-		fmt.Fprintf(w, "\nFlags:\n%s", flags.FlagUsages())
-	}
+	defer m.close()
+	return validate.Preview(ctx, m, o.Loaded.Settings, stdout)
 }
 
-// ownFlags returns the flags of a command, without those of the daemon and without help.
-func ownFlags(c *cobra.Command) *pflag.FlagSet {
-	own := pflag.NewFlagSet("", pflag.ContinueOnError)
-	own.SortFlags = false
-	c.Flags().VisitAll(func(f *pflag.Flag) {
-		if f.Name != "help" && (c == c.Root() || c.Root().Flags().Lookup(f.Name) != f) {
-			own.AddFlag(f)
-		}
+func newDoctorCommand(o commandOptions, daemonFlags *pflag.FlagSet) *cobra.Command {
+	var out cli.Output
+	c := &cobra.Command{
+		Use: "doctor", Short: "Examine this node, and report problems with impact and fix",
+		Long: "Examine this node, and report problems with impact and fix. The command changes nothing.\n" +
+			"Accepts the flags of the daemon, too (podgauge --help). In the daemon's container, doctor uses the " +
+			"daemon's own flags.",
+		Example: "  kubectl exec -n podgauge ds/podgauge -- podgauge doctor", Args: cli.MaxArgs(0),
+		RunE: o.command(func(c *cobra.Command, _ []string) error {
+			err := cmp.Or(o.ConfigByStoredLabel(c.Flags()), o.CompleteWithoutConfig(), out.Check())
+			if err != nil {
+				return err
+			}
+			out.Terminal = client.IsTerminal(c.OutOrStdout())
+			return cli.Failed(o.runDoctor(c.Context(), out, c.OutOrStdout()))
+		}),
+	}
+	shareFlags(c, daemonFlags)
+	out.AddFlags(c.Flags())
+	cli.CompleteOutput(c)
+	return c
+}
+
+// runDoctor examines the node, and prints the report.
+func (o commandOptions) runDoctor(ctx context.Context, out cli.Output, stdout io.Writer) error {
+	doctorOptions := o.doctorOptions()
+	m, err := o.openPlatform(slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	if m.Library != nil {
+		doctorOptions.Driver = struct {
+			device.Backend
+			DriverLibrary
+		}{m.Backend, m.Library}
+	}
+	report := doctor.NewReport(o.Hostname, version, doctor.Run(ctx, doctorOptions))
+	if ctx.Err() != nil { // the findings are incomplete
+		return errors.New("interrupted")
+	}
+	page, err := report.Render(out)
+	if err == nil {
+		_, err = io.WriteString(stdout, text.PrintableLines(page))
+	}
+	if err == nil && report.Failures > 0 {
+		return cli.ErrReported
+	}
+	return err
+}
+
+// doctorOptions returns the options of an examination.
+func (o commandOptions) doctorOptions() doctor.Options {
+	s := o.Loaded.Settings
+	source, _ := o.Builder.Location() // checked
+	opts := doctor.Options{
+		Config: source.File, ConfigErr: o.ConfigErr,
+		DevRoot: rules.DevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || rules.UsesCDI(s),
+		HostRoots: []string{s.ContainerDriverRoot, "/"}, DeviceListStrategies: s.DeviceListStrategy,
+		KubeletDir: o.KubeletDir, DevicePluginDir: o.DevicePluginDir, DevicePlugin: o.DevicePlugin,
+		PodLogsDir: o.PodLogsDir, KernelLog: o.Health.KernelLog, StateDir: o.Health.StateDir,
+		ExpectedGPUs:     s.ExpectedGPUs,
+		ProcessesVisible: cgroup.New(cgroup.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),
+		LookupEnv:        o.LookupEnv, ReadyURL: o.Web.ReadyURL(),
+	}
+	for _, key := range o.Loaded.UnknownKeys {
+		opts.UnknownKeys = append(opts.UnknownKeys, key.String())
+	}
+	if rules.UsesCDI(s) {
+		opts.CDIDir = cdi.DefaultDir
+	}
+	return opts
+}
+
+func newCaptureCommand(o commandOptions, daemonFlags *pflag.FlagSet) *cobra.Command {
+	c := &cobra.Command{
+		Use: "capture", Short: "Print the driver's answers on this node, with names and serial numbers masked",
+		Long: "Print NVML's answers to the calls of podgauge, and the times of the calls. UUIDs, serial numbers and " +
+			"names of\nhosts and pods are masked. The command takes ten seconds and changes nothing.\n" +
+			"Accepts the flags of the daemon, too (podgauge --help).",
+		Example: "  podgauge capture > capture.txt", Args: cli.MaxArgs(0),
+		RunE: o.command(func(c *cobra.Command, _ []string) error {
+			if err := cmp.Or(o.ConfigByStoredLabel(c.Flags()), o.CompleteWithoutConfig()); err != nil {
+				return err
+			}
+			m, err := o.openPlatform(slog.New(slog.DiscardHandler))
+			if err != nil {
+				return cli.Failed(err)
+			}
+			defer m.close()
+			if m.Capture == nil {
+				return cli.Failed(errors.New("the driver is simulated"))
+			}
+			return cli.Failed(m.Capture(c.Context(), version, c.OutOrStdout()))
+		}),
+	}
+	shareFlags(c, daemonFlags)
+	return c
+}
+
+// openPlatform opens the platform with the settings and flags.
+func (o commandOptions) openPlatform(log *slog.Logger) (*Hardware, error) {
+	s := o.Loaded.Settings
+	m, err := o.platform.Open(OpenOptions{
+		DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}, PerLink: o.Metrics.PerNVLink,
+		Reads: o.Metrics.Reads, Log: log,
 	})
-	return own
+	if err != nil {
+		return nil, err
+	}
+	if m.KubeletDir != "" {
+		o.OwnPod = "" // a simulated kubelet does not list the pod
+	}
+	m.KubeletDir = cmp.Or(m.KubeletDir, o.KubeletDir)
+	m.DevicePluginDir = cmp.Or(m.DevicePluginDir, o.DevicePluginDir)
+	return m, nil
 }

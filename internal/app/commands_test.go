@@ -1,9 +1,6 @@
-package app
+package app_test
 
 import (
-	"bytes"
-	"context"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -12,17 +9,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/podgauge/podgauge/internal/app"
 	"github.com/podgauge/podgauge/internal/cli"
 )
 
-func testCommands() *cobra.Command {
-	return newRootCommand(newOptions(testPlatform{}, emptyEnv), emptyEnv)
-}
-
 // TestHelp checks that the help of each command starts with its purpose and an example, and lacks the daemon's flags.
 func TestHelp(t *testing.T) {
-	daemonFlags := testCommands().Flags()
-	for _, c := range testCommands().Commands() {
+	daemonFlags := app.NewCommand(testPlatform{}).Flags()
+	for _, c := range app.NewCommand(testPlatform{}).Commands() {
 		for _, args := range [][]string{{c.Name(), "--help"}, {"help", c.Name()}} {
 			out, errs, status := runCLI(t, args...)
 			if status != cli.ExitOK || errs != "" {
@@ -56,6 +50,13 @@ func TestCompletion(t *testing.T) {
 		if status != cli.ExitOK || errs != "" || !strings.Contains(script, "podgauge") {
 			t.Errorf("%s: got status %d, %s", shell, status, errs)
 		}
+		if bash, err := exec.LookPath("bash"); err == nil && shell == "bash" {
+			path := filepath.Join(t.TempDir(), "podgauge")
+			writeFile(t, path, script)
+			if out, err := exec.CommandContext(t.Context(), bash, "-c", ". "+path+" && complete -p podgauge").CombinedOutput(); err != nil {
+				t.Errorf("bash cannot load the script: %v: %s", err, out)
+			}
+		}
 	}
 	for _, c := range []struct{ args, want string }{
 		{"", "incidents status doctor validate version completion help"},
@@ -76,34 +77,5 @@ func TestCompletion(t *testing.T) {
 				t.Errorf("%q: got status %d, %q, want %s included", c.args, status, names, want)
 			}
 		}
-	}
-}
-
-// TestCompletionScript checks that bash loads the script.
-func TestCompletionScript(t *testing.T) {
-	bash, err := exec.LookPath("bash")
-	if err != nil {
-		t.Skip(err)
-	}
-	script, _, _ := runCLI(t, "completion", "bash")
-	path := filepath.Join(t.TempDir(), "podgauge")
-	if err := os.WriteFile(path, []byte(script), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.CommandContext(t.Context(), bash, "-c", ". "+path+" && complete -p podgauge").CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "podgauge") {
-		t.Errorf("got %v: %s", err, out)
-	}
-}
-
-// TestDaemonWithoutArguments checks that an empty command line runs the daemon without arguments of the test.
-func TestDaemonWithoutArguments(t *testing.T) {
-	before := os.Args
-	defer func() { os.Args = before }()
-	os.Args = []string{"podgauge", "version"}
-	o := newOptions(testPlatform{}, emptyEnv)
-	var out bytes.Buffer
-	if name, err := execute(context.Background(), o, nil, emptyEnv, &out, &out); name != "podgauge" || err != nil || !o.daemon {
-		t.Errorf("got %s, %v, %+v", name, err, o)
 	}
 }

@@ -1,18 +1,15 @@
-package app
+package app_test
 
 import (
 	"bytes"
-	"context"
-	"io"
-	"net/http"
-	"net/http/httptest"
-	"os"
+	"net"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/podgauge/podgauge/internal/app"
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/test/helpers/docs"
 	"github.com/spf13/pflag"
 )
 
@@ -29,26 +26,11 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"help", "stray"}, wantErr: `podgauge help: unknown command "stray"` + "\n"},
 		{args: []string{"completion", "tcsh"}, wantErr: `podgauge completion: `},
 		{args: []string{"--kubelet-dir=/s", "status"}, wantErr: `unknown flag: --kubelet-dir`},
-		{args: []string{"--web.listen-address=9400"}, wantErr: "--web.listen-address"},
-		{args: []string{"--web.telemetry-path=metrics"}, wantErr: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/healthz"}, wantErr: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/{x"}, wantErr: "--web.telemetry-path"},
-		{args: []string{"--web.listen-address=:99999"}, wantErr: "--web.listen-address"},
-		{args: []string{"--web.listen-address=:abc"}, wantErr: "--web.listen-address"},
-		{args: []string{"--web.listen-address=localhost:"}, wantErr: "--web.listen-address"},
-		{args: []string{"--web.telemetry-path=//metrics"}, wantErr: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/a/../b"}, wantErr: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/metrics/"}, wantErr: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/debug/pprof/", "--web.enable-pprof"}, wantErr: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/api"}, wantErr: "--web.telemetry-path"},
-		{args: []string{"--web.telemetry-path=/api/v1/devices"}, wantErr: "--web.telemetry-path"},
-		{args: []string{"--web.probe-address=9401"}, wantErr: `podgauge: --web.probe-address "9401": expected host:port or :port` + "\n"},
-		{args: []string{"--web.config.file=/no/such/file"}, wantErr: `podgauge: --web.config.file "/no/such/file": no such file or directory` + "\n"},
+		{args: []string{"--web.listen-address=9400"}, wantErr: `podgauge: --web.listen-address "9400": expected host:port or :port` + "\n"},
 		{args: []string{"--log.level=loud"}, wantErr: "--log.level"},
 		{args: []string{"doctor", "--no-such-flag"}, wantErr: "podgauge doctor: unknown flag: --no-such-flag\n"},
 		{args: []string{"doctor", "--output=xml"}, wantErr: `podgauge doctor: --output "xml": expected table, wide, json or yaml` + "\n"},
 		{args: []string{"--log.format=xml"}, wantErr: "--log.format"},
-		{args: []string{"--device-plugin=maybe"}, wantErr: "device-plugin"},
 		{args: []string{"--kubelet-dir="}, wantErr: "--kubelet-dir"},
 		{args: []string{"--metrics.include=nvidia_["}, wantErr: `podgauge: --metrics.include, --metrics.exclude: "nvidia_[" is not a valid name pattern` + "\n"},
 		{args: []string{"--metrics.set=most"}, wantErr: `podgauge: --metrics.set: "most" is not a set: expected none, minimal, default or full` + "\n"},
@@ -73,7 +55,7 @@ func TestWrongCommandLines(t *testing.T) {
 		{env: map[string]string{"PASS_DEVICE_SPECS": "perhaps"}, wantErr: "PASS_DEVICE_SPECS"},
 	} {
 		var out, errs bytes.Buffer
-		status := run(t.Context(), testPlatform{}, c.args, fakeEnv(c.env), &out, &errs)
+		status := app.Run(t.Context(), testPlatform{}, c.args, fakeEnv(c.env), &out, &errs)
 		line := errs.String()
 		if status != cli.ExitUsage || !strings.Contains(line, c.wantErr) || strings.Count(line, "\n") != 1 || out.Len() > 0 {
 			t.Errorf("%v %v: got status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), line)
@@ -81,68 +63,23 @@ func TestWrongCommandLines(t *testing.T) {
 	}
 }
 
-// fakeEnv returns a lookup of these environment variables.
-func fakeEnv(variables map[string]string) envLookup {
-	return func(name string) (string, bool) {
-		value, set := variables[name]
-		return value, set
-	}
-}
-
-// emptyEnv looks up variables in an empty environment.
-func emptyEnv(string) (string, bool) { return "", false }
-
+// TestKubeletSocket checks the folder of the kubelet's socket, which doctor does not find: no such file, or a folder of
+// this container.
 func TestKubeletSocket(t *testing.T) {
-	for _, c := range []struct {
-		args        []string
-		socket      string
-		dir, errors string
-		plugin      bool
-	}{
-		{dir: "/var/lib/kubelet/device-plugins", plugin: true},
-		{args: []string{"--kubelet-dir=/k"}, dir: "/k/device-plugins", plugin: true},
-		{args: []string{"--kubelet-socket=/s/kubelet.sock"}, dir: "/s", plugin: true},
-		{args: []string{"--kubelet-socket=/s/kubelet.sock", "--device-plugin-dir=/d"}, dir: "/d", plugin: true},
-		{args: []string{"-kubelet-socket", "/s/kubelet.sock"}, dir: "/s", plugin: true},
-		{args: []string{"--kubelet-socket="}, dir: "/var/lib/kubelet/device-plugins"},
-		{args: []string{"--kubelet-socket=/s/other.sock"}, errors: "expected a path ending in /kubelet.sock"},
+	for args, dir := range map[string]string{
+		"--kubelet-dir=/k":                                        "/k/device-plugins",
+		"--kubelet-socket=/s/kubelet.sock":                        "/s",
+		"--kubelet-socket=/s/kubelet.sock --device-plugin-dir=/d": "/d",
+		"-kubelet-socket /s/kubelet.sock":                         "/s",
 	} {
-		o, err := parseOptions(testPlatform{}, c.args, emptyEnv)
-		if c.errors != "" {
-			if err == nil || !strings.Contains(err.Error(), c.errors) {
-				t.Errorf("%v: got error %v", c.args, err)
-			}
-			continue
-		}
-		if err != nil || o.devicePluginDir != c.dir || o.devicePlugin != c.plugin {
-			t.Errorf("%v: got folder %q, plugin %t, %v", c.args, o.devicePluginDir, o.devicePlugin, err)
+		out, errs, _ := runCLI(t, append([]string{"doctor", "-o=json"}, strings.Fields(args)...)...)
+		if !strings.Contains(out, "stat "+dir+"/kubelet.sock: ") && !strings.Contains(out, dir+" belongs to the container") {
+			t.Errorf("%s: got %s%s", args, out, errs)
 		}
 	}
-}
-
-// FuzzTelemetryPath checks that every accepted path can be served.
-func FuzzTelemetryPath(f *testing.F) {
-	for _, seed := range []string{"/metrics", "/", "//", "/a/b", "/healthz", "/debug/pprof/heap", "/é", "/a//b", "/..", "/{x}", "GET /", "/a b", "/%"} {
-		f.Add(seed)
+	if out, errs, _ := runCLI(t, "doctor", "-o=json", "--kubelet-socket="); !strings.Contains(out, "not registered (--device-plugin=false)") {
+		t.Errorf("no socket: got %s%s", out, errs)
 	}
-	f.Fuzz(func(t *testing.T, path string) {
-		o := webOptions{telemetryPath: path}
-		if o.checkPath() != nil {
-			return
-		}
-		w := httptest.NewRecorder()
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, http.NoBody)
-		if err != nil {
-			return // bytes that no URL has
-		}
-		mux := http.NewServeMux()
-		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
-		mux.HandleFunc("GET /healthz", http.NotFound)
-		mux.HandleFunc("GET /debug/pprof/", http.NotFound)
-		if mux.ServeHTTP(w, r); w.Code != http.StatusTeapot {
-			t.Errorf("%q: got status %d", path, w.Code)
-		}
-	})
 }
 
 // TestVersion checks that flag and command print the same.
@@ -156,37 +93,41 @@ func TestVersion(t *testing.T) {
 
 // TestTakenAddress checks that an address in use causes one line and exit status 1.
 func TestTakenAddress(t *testing.T) {
-	var errs bytes.Buffer
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	w := newTestApp(t, 1)
-	address := strings.TrimPrefix(w.url, "http://")
-	status := run(ctx, testPlatform{}, []string{"--web.listen-address=" + address}, os.LookupEnv, io.Discard, &errs)
-	if status != cli.ExitError || strings.Count(errs.String(), "\n") != 1 || !strings.Contains(errs.String(), address) {
-		t.Errorf("got status %d, stderr %q", status, errs.String())
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	address := taken.Addr().String()
+	for args, want := range map[string]string{
+		"--web.listen-address=" + address:                                 "podgauge: serve metrics: listen tcp " + address + ": ",
+		"--web.listen-address=127.0.0.1:0 --web.probe-address=" + address: "podgauge: serve probes: listen tcp " + address + ": ",
+	} {
+		_, errs, status := runCLI(t, strings.Fields(args)...)
+		if status != cli.ExitError || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, want) {
+			t.Errorf("%s: got status %d, stderr %q", args, status, errs)
+		}
 	}
 }
 
 // TestFlagTable checks that docs/reference/flags.md lists all flags, and docs/reference/cli.md all commands.
 func TestFlagTable(t *testing.T) {
-	checkTables(t, "../../docs/reference/flags.md", map[string]string{"flags": flagTable()})
-	checkTables(t, "../../docs/reference/cli.md", map[string]string{"commands": commandTable()})
+	docs.CheckTables(t, *update, "../../docs/reference/flags.md", map[string]string{"flags": flagTable()})
+	docs.CheckTables(t, *update, "../../docs/reference/cli.md", map[string]string{"commands": commandTable()})
 }
 
 func commandTable() string {
 	table := "|command|purpose|\n|---|---|\n"
-	for _, c := range testCommands().Commands() {
+	for _, c := range app.NewCommand(testPlatform{}).Commands() {
 		table += "|`podgauge " + strings.ReplaceAll(c.Use, "|", `\|`) + "`|" + c.Short + "|\n"
 	}
 	return table
 }
 
 func flagTable() string {
-	f := pflag.NewFlagSet("", pflag.ContinueOnError)
-	newOptions(testPlatform{}, emptyEnv).addFlags(f)
 	var table strings.Builder
 	table.WriteString("|flag|variable|default|meaning|\n|---|---|---|---|\n")
-	f.VisitAll(func(f *pflag.Flag) {
+	app.NewCommand(testPlatform{}).Flags().VisitAll(func(f *pflag.Flag) {
 		_, usage := pflag.UnquoteUsage(f)
 		byDefault := ""
 		if f.DefValue != "" {

@@ -1,14 +1,11 @@
-package app
+package app_test
 
 import (
-	"bytes"
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
-	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
 // Each kind of node has a golden file: metrics that the GPUs lack are absent.
@@ -77,7 +74,7 @@ func TestGoldenMixed(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: sim.NewNamedMachine("mixed", metric.Metrics(), fixedClock)})
 	w.waitAllocatable(gpuResource, len(w.machine.AllocatableIDs()))
-	w.runPod(kubelet.PodSpec{Namespace: "lab", Name: "all", Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{gpuResource: len(w.machine.AllocatableIDs())}}}})
+	w.runPod(gpuPod("lab", "all", len(w.machine.AllocatableIDs())))
 	w.waitCounted(gpuResource, len(w.machine.AllocatableIDs()))
 	w.checkScrape("mixed", `nvidia_gpu_allocated{container="main",gpu="3"`, " 1")
 }
@@ -90,9 +87,8 @@ func TestNoMIGDevices(t *testing.T) {
 	w := newTestAppWith(t, testSetup{machine: m}, "--mig-strategy=mixed")
 	w.waitAllocatable(gpuResource, 1)
 	w.waitLine(`nvidia_gpu_unallocatable_info{`, " 1")
-	var out bytes.Buffer
-	if status := run(t.Context(), testPlatform{}, []string{"status", "--url=" + w.url}, emptyEnv, &out, &out); status != cli.ExitOK || !strings.Contains(out.String(), "no_mig_devices") {
-		t.Errorf("got status %d and\n%s", status, out.String())
+	if out, errs, _ := runCLI(t, "status", "--url="+w.url); !strings.Contains(out, "no_mig_devices") {
+		t.Errorf("got %s%s", out, errs)
 	}
 	m.Partition(m.GPUs()[1], "1g.10gb")
 	w.waitAllocatable("nvidia.com/mig-1g.10gb", 1)
@@ -143,15 +139,25 @@ func TestGoldenLimit(t *testing.T) {
 	w.checkScrape("series_limit", "podgauge_series ", " 17")
 }
 
-// TestGoldenReleased covers a released driver: a pod keeps its device, and the device has no readings.
+// TestGoldenReleased covers a released driver: a pod keeps its device, and the device has no readings. A repeated command
+// changes nothing.
 func TestGoldenReleased(t *testing.T) {
 	t.Parallel()
 	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.set=none", "--metrics.include=nvidia_gpu_al*,nvidia_gpu_*health*,nvidia_gpu_power*,nvidia_gpu_energy*,podgauge_nvml_up,podgauge_*_gpus", "--expected-gpus=2")
 	w.waitAllocatable(gpuResource, 1)
 	w.runPod(gpuPod("research", "train", 1))
 	w.waitLine(`nvidia_gpu_energy_joules_total{container="main",gpu="0"`, " 0")
-	w.driver(dir, "release")
+	for range 2 {
+		w.driver(dir, "release")
+		if !w.machine.Closed() {
+			t.Error("the driver is not closed")
+		}
+	}
 	w.checkScrape("released", "podgauge_nvml_up", " 0")
-	w.driver(dir, "resume")
+	w.waitAllocatable(gpuResource, 0)
+	for range 2 {
+		w.driver(dir, "resume")
+	}
 	w.waitLine(`nvidia_gpu_healthy{container="main",gpu="0"`, " 1")
+	w.waitAllocatable(gpuResource, 1)
 }

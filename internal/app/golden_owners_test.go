@@ -1,4 +1,4 @@
-package app
+package app_test
 
 import (
 	"fmt"
@@ -11,18 +11,19 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/test/helpers/program"
 )
 
 // The golden files below cover all ways in which a kubelet allocates resources to containers.
 
 // fakeProcFS is a fake /proc of a node with container processes.
 type fakeProcFS struct {
-	t    testing.TB
+	t    *testing.T
 	root string
 }
 
 // newFakeProcFS returns a /proc without processes. If hidden is set, it is that of a container without hostPID.
-func newFakeProcFS(t testing.TB, hidden bool) *fakeProcFS {
+func newFakeProcFS(t *testing.T, hidden bool) *fakeProcFS {
 	t.Helper()
 	p := &fakeProcFS{t: t, root: t.TempDir()}
 	namespace := "pid:[4026531836]" // the kernel's initial namespace, equal on every machine
@@ -52,7 +53,6 @@ func (p *fakeProcFS) addProcess(pid uint32, cgroup string) {
 	p.t.Helper()
 	dir := filepath.Join(p.root, fmt.Sprint(pid))
 	p.must(os.Mkdir(dir, 0o755))
-	p.must(os.WriteFile(filepath.Join(dir, "comm"), []byte("python\n"), 0o600))
 	p.must(os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::"+cgroup+"\n"), 0o600))
 }
 
@@ -71,13 +71,8 @@ func (w *testApp) runProcess(p *fakeProcFS, pid uint32, owner kubelet.PodSpec, b
 // node's own.
 func newTimeSlicedApp(t *testing.T, hidden bool) *testApp {
 	t.Helper()
-	config := filepath.Join(t.TempDir(), "config.yaml")
-	text := "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	p := newFakeProcFS(t, hidden)
-	w := newTestAppWith(t, testSetup{machine: newMachine(sim.H100), procDir: p.root}, "--config-file="+config,
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.H100), procDir: p.root}, "--config-file="+sharedConfig(t, 4),
 		"--metrics.set=none", "--metrics.include=nvidia_gpu_container_*,nvidia_gpu_unattributed_*,nvidia_gpu_alloc*,nvidia_gpu_memory_*,nvidia_gpu_utilization_ratio,nvidia_gpu_energy*")
 	w.waitAllocatable(gpuResource, 4)
 	one, two := gpuPod("lab", "one", 1), gpuPod("lab", "two", 1)
@@ -200,7 +195,7 @@ func TestGoldenOtherVendor(t *testing.T) {
 		},
 	}}, "--metrics.set=none", "--metrics.include=nvidia_gpu_alloc*,podgauge_*")
 	w.waitAllocatable(gpuResource, 1)
-	w.registerOtherVendorPlugin(nics, map[string]int64{"vf-0": 0, "vf-1": 0, "vf-2": 1})
+	startOtherVendorPlugin(t, w.kubelet, nics, map[string]int64{"vf-0": 0, "vf-1": 0, "vf-2": 1})
 	w.waitAllocatable(nics, 3)
 	w.runPod(kubelet.PodSpec{Namespace: "net", Name: "router", Containers: []kubelet.ContainerSpec{
 		{Name: "data", Limits: map[string]int{nics: 3}, ExclusiveCPUs: []int64{2, 3, 4}, Memory: []kubelet.MemoryBlock{
@@ -225,7 +220,7 @@ func TestGoldenTooManyDevices(t *testing.T) {
 	for i := range ids {
 		nodes[fmt.Sprint("memory-", i)] = 0
 	}
-	w.registerOtherVendorPlugin(memory, nodes)
+	startOtherVendorPlugin(t, w.kubelet, memory, nodes)
 	w.waitAllocatable(memory, ids)
 	w.runPod(kubelet.PodSpec{Namespace: "lab", Name: "notebook", Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{memory: 4500}}}})
 	w.waitLine(`podgauge_resource_dropped_ids{list="allocatable",resource="example.com/gpu-memory"}`, " 5000")
@@ -253,7 +248,7 @@ func TestGoldenPodLabels(t *testing.T) {
 // and no device counts as idle.
 func TestGoldenUnknownOwners(t *testing.T) {
 	t.Parallel()
-	dir := shortDir(t)
+	dir := program.ShortDir(t)
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4, sim.T4), noKubelet: true, dir: dir})
 	w.machine.SetUtilization(w.machine.AllocatableIDs()[0], 0.5)
 	w.waitLine(`nvidia_gpu_power_watts{container="",gpu="0"`, " 39.5")
@@ -270,5 +265,5 @@ func TestGoldenUnknownOwners(t *testing.T) {
 	w.waitLine(`nvidia_gpu_allocated{container="main",gpu="0"`, " 1")
 	w.waitCounted(gpuResource, 2)
 	w.checkScrape("first_minute", "podgauge_kubelet_up", " 1")
-	waitUntil(t, "/readyz returns ok", func() bool { code, _ := w.getPath("/readyz"); return code == http.StatusOK })
+	program.WaitUntil(t, "/readyz returns ok", func() bool { code, _ := w.getPath("/readyz"); return code == http.StatusOK })
 }

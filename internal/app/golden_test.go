@@ -1,4 +1,4 @@
-package app
+package app_test
 
 import (
 	"bytes"
@@ -11,27 +11,13 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/sim"
-	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"go.uber.org/goleak"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
 
-func TestMain(m *testing.M) {
-	if spec := os.Getenv(envListServer); spec != "" {
-		runListServer(spec)
-		return
-	}
-	if os.Getenv(program.Env) != "" {
-		os.Exit(Main(testPlatform{}))
-	}
-	if spec := os.Getenv(envScraper); spec != "" {
-		runScraper(spec)
-		return
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // timeFamilies are the families whose values or series depend on the time or the machine. Golden files contain only their headers.
 var timeFamilies = []string{

@@ -1,4 +1,4 @@
-package app
+package app_test
 
 import (
 	"net"
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"google.golang.org/grpc"
@@ -89,7 +90,7 @@ func serveRaw(t *testing.T, socket string, responses map[string][]protoBytes) {
 // TestHostileLabels sends invalid text in each kubelet field that becomes a label: the scrape succeeds and keeps the values.
 func TestHostileLabels(t *testing.T) {
 	t.Parallel()
-	dir := shortDir(t)
+	dir := program.ShortDir(t)
 	m := newMachine(sim.T4)
 	allocated := protoBytes{}.appendString(1, gpuResource).appendString(2, string(m.AllocatableIDs()[0]))
 	foreign := protoBytes{}.appendString(1, "example.com/"+hostileText).appendString(2, hostileText)

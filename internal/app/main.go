@@ -1,19 +1,20 @@
-// Package app is the podgauge process: device plugin, exporter, and commands to query a running podgauge.
+// Package app is the podgauge process: device plugin and exporter, and the
+// commands beside them.
 package app
 
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
-	"github.com/podgauge/podgauge/internal/rules"
+	"github.com/podgauge/podgauge/internal/client"
 )
 
 const (
@@ -32,6 +33,9 @@ const (
 // nothing, and cost context switches (docs/contributing/benchmarks.md).
 func Main(p Platform) int {
 	time.Local = time.UTC // of logs, JSON and files
+	if info, ok := debug.ReadBuildInfo(); ok && version == "dev" && strings.HasPrefix(info.Main.Version, "v") {
+		version = info.Main.Version
+	}
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(min(maxProcs, runtime.GOMAXPROCS(0)))
 	}
@@ -41,37 +45,9 @@ func Main(p Platform) int {
 	memlimit.Set(memlimit.WithRatio(memoryLimitRatio)) //nolint:errcheck // without a cgroup there is no limit
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	args, note := withDaemonFlags("/proc", os.Args[1:])
+	args, note := client.WithDaemonFlags("/proc", os.Args[1:])
 	if note != "" {
-		fmt.Fprintln(os.Stderr, "podgauge doctor:", note)
+		fmt.Fprintf(os.Stderr, "podgauge %s: %s\n", args[0], note)
 	}
-	return run(ctx, p, args, os.LookupEnv, os.Stdout, os.Stderr)
-}
-
-// runDaemon checks listeners, IMEX channels and platform, and runs the process until ctx is done.
-func runDaemon(ctx context.Context, o options, log *slog.Logger) error {
-	l, err := o.web.listen()
-	if err != nil {
-		return err
-	}
-	if _, err := rules.IMEXChannels(o.loaded.Settings); err != nil {
-		return err
-	}
-	m, err := o.openPlatform(log)
-	if err != nil {
-		return err
-	}
-	defer m.close()
-	return serve(ctx, o, m, l, log)
-}
-
-// serve assembles the process, and runs it until ctx is done.
-func serve(ctx context.Context, o options, m *Hardware, l listeners, log *slog.Logger) error {
-	a, err := newApp(o, m, log)
-	if err != nil {
-		return err
-	}
-	o.loaded.Report(log)
-	log.Info("podgauge starting", "version", version, "listen", l.main.Addr().String(), "kubelet_dir", m.KubeletDir, "simulated", m.Simulated)
-	return a.run(ctx, l)
+	return Run(ctx, p, args, os.LookupEnv, os.Stdout, os.Stderr)
 }

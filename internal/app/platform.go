@@ -1,18 +1,22 @@
 package app
 
 import (
-	"cmp"
 	"context"
+	"io"
 	"log/slog"
+	"time"
 
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
+	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/spf13/pflag"
 )
 
-// Platform is the hardware of the process: NVIDIA's driver, or a simulated machine. Each binary has one.
+// Platform is the hardware of the process: NVIDIA's driver, or a simulated
+// machine. Each binary has one.
 type Platform interface {
 	// AddFlags declares the flags of this platform.
 	AddFlags(f *pflag.FlagSet)
@@ -33,18 +37,22 @@ type Hardware struct {
 	device.Backend
 	Library   DriverLibrary // of the driver; nil: none
 	Simulated bool
-	// ClaimedDevice returns the device of a DRA claim, by the device names of the DRA driver.
-	ClaimedDevice func(c device.Claim, statuses []device.Status) (device.ID, bool)
+	// Capture writes the answers of the driver; nil: there is no driver.
+	Capture func(ctx context.Context, version string, w io.Writer) error
+	// ClaimedDevice returns the device of a DRA claim, by the device names of the
+	// DRA driver.
+	ClaimedDevice func(c allocation.Claim, statuses []device.Status) (device.ID, bool)
 
 	// All below are of a simulated node; zero: of this machine.
 	Node                        SimulatedNode
 	KubeletDir, DevicePluginDir string
 	CDIDir                      string // of CDI specs
 	ProcDir                     string // of processes
-	Processes                   exporter.ProcessResolver
+	ProcessResolver             exporter.ProcessResolver
 }
 
-// SimulatedNode is the task of a simulation: a node with a kubelet, or the control of a machine.
+// SimulatedNode is the task of a simulation: a node with a kubelet, or the
+// control of a machine.
 type SimulatedNode interface {
 	// Run runs the task until ctx is done.
 	Run(ctx context.Context) error
@@ -54,30 +62,14 @@ type SimulatedNode interface {
 
 // DriverLibrary is the library of a driver.
 type DriverLibrary interface {
-	// Library describes the library, for doctor.
+	// Library describes the library.
 	Library() doctor.Library
-	// MissingFamilies returns the metric families missing in an old library.
-	MissingFamilies() []string
 	// XidEventAt returns the event of an Xid in the kernel log, for the GPU at
 	// a PCI address and its GPU instance and compute instance; false: no such
 	// GPU is known.
 	XidEventAt(pci string, xid uint64, gi, ci uint32) (device.Event, bool)
 	// Close unloads the library. No other call may be in progress.
 	Close()
-}
-
-// openPlatform opens the platform with the settings and flags.
-func (o *options) openPlatform(log *slog.Logger) (*Hardware, error) {
-	s := o.loaded.Settings
-	m, err := o.platform.Open(OpenOptions{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}, PerLink: o.metrics.perNVLink, Reads: o.metrics.Reads, Log: log})
-	if err != nil {
-		return nil, err
-	}
-	if m.KubeletDir != "" {
-		o.ownPod = "" // a simulated kubelet does not list the pod
-	}
-	m.KubeletDir, m.DevicePluginDir = cmp.Or(m.KubeletDir, o.kubeletDir), cmp.Or(m.DevicePluginDir, o.devicePluginDir)
-	return m, nil
 }
 
 // close removes the files of a simulated node.
@@ -87,8 +79,13 @@ func (m *Hardware) close() {
 	}
 }
 
-// shutdown unloads the driver's library, unless a call hangs in it. A hanging call ends with the process.
-func (m *Hardware) shutdown(readers *device.Readers, monitor *device.Monitor) {
+// shutdownTimeout limits the end of the process. A longer call hangs in the
+// driver: a wait for events takes two seconds.
+const shutdownTimeout = 3 * time.Second
+
+// shutdown unloads the driver's library, unless a call hangs in it. A hanging
+// call ends with the process.
+func (m *Hardware) shutdown(readers *health.Readers, monitor *health.Monitor) {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	readers.SetPaused(true) // an interrupted scrape may have begun a collection

@@ -1,89 +1,95 @@
-package app
+package app_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/internal/state"
-	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/program"
 )
 
-// waitReady waits until /readyz succeeds.
-func (w *testApp) waitReady() {
-	w.t.Helper()
-	waitUntil(w.t, "/readyz returns ok", func() bool { code, _ := w.getPath("/readyz"); return code == http.StatusOK })
-}
-
-// waitNotReady waits until /readyz fails with a line for this check that contains a text.
-func (w *testApp) waitNotReady(check, want string) {
-	w.t.Helper()
-	waitUntil(w.t, fmt.Sprintf("/readyz fails with %s: …%s…", check, want), func() (found bool) {
-		code, body := w.getPath("/readyz")
-		for line := range strings.Lines(body) {
-			found = found || strings.HasPrefix(line, check+": ") && strings.Contains(line, want)
+// TestProbes checks liveness, which depends on neither driver nor kubelet, and readiness of a process that was ready.
+func TestProbes(t *testing.T) {
+	t.Parallel()
+	w := newTestApp(t, 2)
+	w.waitRegistered()
+	w.waitReady()
+	for _, path := range []string{"/debug/pprof/", "/nothing"} {
+		if code, _ := w.getPath(path); code != http.StatusNotFound {
+			t.Errorf("%s: got %d, want 404", path, code)
 		}
-		return found && code == http.StatusServiceUnavailable
-	})
+	}
+	w.machine.HangAll()
+	w.stopKubelet()
+	w.waitLine("podgauge_kubelet_up", " 0")
+	w.waitLine(`nvidia_gpu_stalled{container="",gpu="0"`, " 1")
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if code, text := w.getPath(path); code != http.StatusOK {
+			t.Errorf("%s without driver and kubelet: got %d %q", path, code, text)
+		}
+	}
+	w.machine.ReleaseHangs()
+	w.startKubelet()
 }
 
-// TestNewProcessIsNotReadyWithoutKnownGPUs checks that a new process is ready only with the GPUs of the state folder, and of
-// --expected-gpus.
+// TestNewProcessIsNotReadyWithoutKnownGPUs checks that a new process is ready only with the GPUs of the state folder,
+// and of --expected-gpus.
 func TestNewProcessIsNotReadyWithoutKnownGPUs(t *testing.T) {
 	second := func(m *sim.Machine) string { return string(m.GPUs()[1]) }
+	remove := func(gpus ...int) func(m *sim.Machine) {
+		return func(m *sim.Machine) {
+			ids := m.AllocatableIDs()
+			for _, gpu := range gpus {
+				m.RemoveGPU(ids[gpu])
+			}
+		}
+	}
+	noDriver := func(m *sim.Machine) { m.SetDriverError(errors.New("no libnvidia-ml.so.1")) }
 	for name, c := range map[string]struct {
 		args        []string
-		prepare     func(w *testApp, dir string) // the first process
-		change      func(m *sim.Machine)         // between the processes
-		renamed     bool                         // the second GPU had another UUID in the first process
-		check, want string                       // of /readyz; empty: ready
+		retire      bool                 // the second GPU, in the first process
+		change      func(m *sim.Machine) // between the processes
+		renamed     bool                 // the second GPU had another UUID in the first process
+		check, want string               // of /readyz; empty: ready
 	}{
-		"no change":             {change: func(*sim.Machine) {}},
+		"no change":             {},
 		"unhealthy GPU":         {change: func(m *sim.Machine) { m.Fail(m.AllocatableIDs()[1], "lost") }},
-		"driver without GPUs":   {change: func(m *sim.Machine) { m.RemoveGPU(m.AllocatableIDs()[0]); m.RemoveGPU(m.AllocatableIDs()[1]) }, check: "devices", want: "2 known GPUs missing: GPU 0 ("},
-		"a GPU is missing":      {change: func(m *sim.Machine) { m.RemoveGPU(m.AllocatableIDs()[1]) }, check: "devices", want: "SECOND"},
-		"no driver":             {change: func(m *sim.Machine) { m.SetDriverError(errors.New("no libnvidia-ml.so.1")) }, check: "driver", want: "no libnvidia-ml.so.1"},
-		"another GPU instead":   {change: func(*sim.Machine) {}, renamed: true},
-		"expected GPUs missing": {args: []string{"--expected-gpus=3"}, change: func(*sim.Machine) {}, check: "devices", want: "1 of 3 expected GPUs"},
-		"an excluded GPU":       {args: []string{"--exclude-devices=SECOND"}, change: func(m *sim.Machine) { m.RemoveGPU(m.AllocatableIDs()[1]) }},
-		"a retired GPU": {prepare: func(w *testApp, dir string) {
-			if status, out, errs := w.device(dir, "retire", "1", "--reason=slow"); status != 0 {
-				w.t.Errorf("got %d, %q, %q", status, out, errs)
-			}
-		}, change: func(m *sim.Machine) { m.RemoveGPU(m.AllocatableIDs()[1]) }},
+		"driver without GPUs":   {change: remove(0, 1), check: "devices", want: "2 known GPUs missing: GPU 0 ("},
+		"a GPU is missing":      {change: remove(1), check: "devices", want: "SECOND"},
+		"no driver":             {change: noDriver, check: "driver", want: "no libnvidia-ml.so.1"},
+		"another GPU instead":   {renamed: true},
+		"expected GPUs missing": {args: []string{"--expected-gpus=3"}, check: "devices", want: "1 of 3 expected GPUs"},
+		"an excluded GPU":       {args: []string{"--exclude-devices=SECOND"}, change: remove(1)},
+		"a retired GPU":         {retire: true, change: remove(1)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, machine := shortDir(t), newMachine(sim.H100, sim.H100)
+			t.Parallel()
+			dir, machine := program.ShortDir(t), newMachine(sim.H100, sim.H100)
 			for i := range c.args {
 				c.args[i] = strings.ReplaceAll(c.args[i], "SECOND", second(machine))
 			}
-			if !t.Run("first process", func(t *testing.T) {
+			t.Run("first process", func(t *testing.T) {
 				w := startWithSocketIn(t, dir, testSetup{machine: machine})
 				w.waitRegistered()
 				w.waitReady()
-				if c.prepare != nil {
-					c.prepare(w, dir)
+				if c.retire {
+					w.device(dir, cli.ExitOK, "is retired", "", "retire", "1", "--reason=slow")
 				}
-			}) {
-				return
+			})
+			if c.change != nil {
+				c.change(machine)
 			}
-			c.change(machine)
 			if file := filepath.Join(dir, state.FileName); c.renamed {
-				content, err := os.ReadFile(file)
-				if err != nil {
-					t.Fatal(err)
-				}
-				renamed := strings.ReplaceAll(string(content), second(machine), "GPU-fedc")
-				if err := os.WriteFile(file, []byte(renamed), 0o600); err != nil {
+				content := strings.ReplaceAll(readFile(t, file), second(machine), "GPU-fedc")
+				if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -105,18 +111,16 @@ func TestNewProcessIsNotReadyWithoutKnownGPUs(t *testing.T) {
 
 // TestNodeWithoutGPUsIsReady checks that a node that never had GPUs is ready without a driver.
 func TestNodeWithoutGPUsIsReady(t *testing.T) {
+	t.Parallel()
 	machine := newMachine()
 	machine.SetDriverError(errors.New("no libnvidia-ml.so.1"))
-	w, _ := startWithSocket(t, testSetup{machine: machine})
-	w.waitReady()
-	if text := w.scrape("text/plain"); strings.Contains(text, "podgauge_ready{") && strings.Contains(text, "} 0\npodgauge_ready") {
-		t.Errorf("got a failing check:\n%s", text)
-	}
+	newTestAppWith(t, testSetup{machine: machine}).waitReady()
 }
 
-// TestNotReadyWithoutRegistration checks that a rejected registration makes a new process not ready, and a ready process only after
-// --not-ready-after.
+// TestNotReadyWithoutRegistration checks that a rejected registration makes a new process not ready, and a ready
+// process only after --not-ready-after.
 func TestNotReadyWithoutRegistration(t *testing.T) {
+	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.H100), rejectRegister: errors.New("no room")}, "--not-ready-after=2s")
 	w.waitNotReady("plugin", "nvidia.com/gpu: register nvidia.com/gpu: rpc error: code = Unknown desc = no room")
 	w.kubelet.SetFaults(kubelet.Faults{})
@@ -135,76 +139,32 @@ func TestNotReadyWithoutRegistration(t *testing.T) {
 	w.waitReady()
 }
 
-// TestForget checks that a forgotten GPU is no longer known, also after a restart, and that only unlisted GPUs can be forgotten.
+// TestForget checks that a forgotten GPU is no longer known, also after a restart, and that only unlisted GPUs can be
+// forgotten.
 func TestForget(t *testing.T) {
-	dir, machine := shortDir(t), newMachine(sim.H100, sim.H100)
+	t.Parallel()
+	dir, machine := program.ShortDir(t), newMachine(sim.H100, sim.H100)
 	ids := machine.AllocatableIDs()
 	t.Run("first process", func(t *testing.T) {
 		w := startWithSocketIn(t, dir, testSetup{machine: machine})
 		w.waitRegistered()
-		if status, out, errs := w.device(dir, "forget", "1"); status != 1 || out != "" || !strings.Contains(errs, "the driver lists the GPU") {
-			t.Errorf("a listed GPU: got %d, %q, %q", status, out, errs)
-		}
+		w.device(dir, cli.ExitError, "", "the driver lists the GPU", "forget", "1")
 	})
 	machine.RemoveGPU(ids[1])
 	t.Run("without the GPU", func(t *testing.T) {
 		w := startWithSocketIn(t, dir, testSetup{machine: machine})
 		w.waitNotReady("devices", string(ids[1]))
-		if status, out, errs := w.device(dir, "forget", "GPU-none"); status != 1 || !strings.Contains(errs, string(ids[1])) {
-			t.Errorf("an unknown GPU: got %d, %q, %q", status, out, errs)
-		}
-		want := fmt.Sprintf("GPU 1 (%s) is forgotten\n", ids[1])
-		if status, out, errs := w.device(dir, "forget", string(ids[1])); status != 0 || out != want || errs != "" {
-			t.Errorf("got %d, %q, %q, want %q", status, out, errs, want)
-		}
+		w.device(dir, cli.ExitError, "", string(ids[1]), "forget", "GPU-none")
+		w.device(dir, cli.ExitOK, fmt.Sprintf("GPU 1 (%s) is forgotten\n", ids[1]), "", "forget", string(ids[1]))
 		w.waitReady()
-		gpu := fmt.Sprintf(`uuid="%s"} `, ids[1])
 		w.waitScrape("no health of the GPU", func(text string) bool {
 			for line := range strings.Lines(text) {
-				if strings.HasPrefix(line, "nvidia_gpu_healthy{") && strings.Contains(line, gpu) {
+				if strings.HasPrefix(line, "nvidia_gpu_healthy{") && strings.Contains(line, string(ids[1])) {
 					return false
 				}
 			}
 			return true
 		})
 	})
-	w := startWithSocketIn(t, dir, testSetup{machine: machine})
-	w.waitReady()
-}
-
-// TestReadinessTimes checks that a check counts at once in a new process, and later only after a time.
-func TestReadinessTimes(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		var err error
-		var log bytes.Buffer
-		r := readiness{
-			checks: map[string]func() error{"devices": func() error { return err }}, timeout: 5 * time.Minute,
-			log: slog.New(slog.NewTextHandler(&log, nil)), failingSince: map[string]time.Time{}, logged: map[string]bool{},
-		}
-		missing := errors.New("missing")
-		for i, s := range []struct {
-			after time.Duration
-			err   error
-			ready bool
-			lines int // of the log
-		}{
-			{0, missing, false, 0},
-			{notReadyLogDelay, missing, false, 1},
-			{time.Hour, missing, false, 1},
-			{0, nil, true, 2},
-			{time.Second, missing, true, 2},
-			{5*time.Minute - time.Second, missing, true, 2},
-			{time.Second, missing, false, 3},
-			{time.Hour, missing, false, 3},
-			{time.Second, nil, true, 4},
-			{time.Hour, missing, true, 4},
-		} {
-			time.Sleep(s.after)
-			err = s.err
-			got, lines := r.failures()["devices"], strings.Count(log.String(), "\n")
-			if (got == nil) != s.ready || lines != s.lines {
-				t.Errorf("step %d: got %v and %d log lines, want ready %t and %d lines\n%s", i, got, lines, s.ready, s.lines, log.String())
-			}
-		}
-	})
+	startWithSocketIn(t, dir, testSetup{machine: machine}).waitReady()
 }

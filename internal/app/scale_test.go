@@ -1,11 +1,8 @@
-package app
+package app_test
 
 import (
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/helpers/docs"
 )
 
 // scaleCase is a node of docs/explanation/scale.md. Each device is allocated to a pod.
@@ -71,12 +69,7 @@ func (n *scaleCase) countSeries(t *testing.T) (c seriesCount) {
 	p := newFakeProcFS(t, false)
 	if n.podsPerGPU > 0 {
 		s.procDir, allocations = p.root, allocations*n.podsPerGPU
-		config := filepath.Join(t.TempDir(), "config.yaml")
-		text := fmt.Sprintf("version: v1\nsharing: {timeSlicing: {resources: [{name: %s, replicas: %d}]}}\n", gpuResource, n.podsPerGPU)
-		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		args = append(args, "--config-file="+config)
+		args = append(args, "--config-file="+sharedConfig(t, n.podsPerGPU))
 	}
 	w := newTestAppWith(t, s, args...)
 	w.waitAllocatable(gpuResource, allocations)
@@ -119,6 +112,9 @@ const (
 
 // TestScalePage checks that the tables in docs/explanation/scale.md have the measured series and the values derived from them.
 func TestScalePage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes more than ten seconds")
+	}
 	t.Parallel()
 	counts := make([]seriesCount, len(scaleCases))
 	t.Run("nodes", func(t *testing.T) {
@@ -137,7 +133,7 @@ func TestScalePage(t *testing.T) {
 	for i, n := range scaleCases {
 		fmt.Fprintf(&nodes, "|%s|%s|%d|\n", n.name, formatNumber(float64(counts[i].series)), counts[i].perPod)
 	}
-	checkTables(t, "../../docs/explanation/scale.md", map[string]string{
+	docs.CheckTables(t, *update, "../../docs/explanation/scale.md", map[string]string{
 		"nodes": nodes.String(), "all": fleetTable(counts[caseAllSeries].series + selfSeries),
 		"lean": fleetTable(counts[caseLeanSeries].series + leanSelfSeries),
 	})
@@ -180,94 +176,4 @@ func formatBytes(bytes float64) string {
 		}
 	}
 	panic("not reached")
-}
-
-// alertGroup is a group of alert rules.
-type alertGroup struct {
-	name     string
-	recorded string // the group's recording rules, which precede the alerts
-	alerts   []alertRule
-}
-
-type alertRule struct{ name, expression, severity, delay, threshold string }
-
-// link returns a link to the runbook, for a page in docs.
-func (a alertRule) link() string {
-	return fmt.Sprintf("[`%s`](../runbooks/%s.md)", strings.TrimPrefix(a.name, "Podgauge"), a.name)
-}
-
-// alertGroups reads deploy/rules/podgauge.rules.yaml.
-func alertGroups(t *testing.T) []alertGroup {
-	t.Helper()
-	var groups []alertGroup
-	for _, text := range strings.Split(readFile(t, "../../deploy/rules/podgauge.rules.yaml"), "- name: ")[1:] {
-		name, rest, _ := strings.Cut(text, "\n")
-		rules := strings.Split(rest, "- alert: ")
-		group := alertGroup{name: name, recorded: rules[0]}
-		for _, rule := range rules[1:] {
-			alert, rest, _ := strings.Cut(rule, "\n")
-			expression, texts, _ := strings.Cut(rest, "labels:")
-			group.alerts = append(group.alerts, alertRule{
-				alert, expression, firstMatch(`severity: (\w+)`, texts), firstMatch(`\n +for: (\w+)`, expression), firstMatch(`([<>]=? [0-9.]+) # threshold`, expression),
-			})
-		}
-		groups = append(groups, group)
-	}
-	return groups
-}
-
-// firstMatch returns the capture group of an expression's first match, or "".
-func firstMatch(expression, text string) string {
-	if match := regexp.MustCompile(expression).FindStringSubmatch(text); match != nil {
-		return match[1]
-	}
-	return ""
-}
-
-// TestAlertTable checks that docs/reference/alerts.md lists all alerts with their defaults, and the smallest set with the queried series.
-func TestAlertTable(t *testing.T) {
-	var table strings.Builder
-	for _, group := range alertGroups(t) {
-		if len(group.alerts) == 0 {
-			continue
-		}
-		fmt.Fprintf(&table, "\n|%s|severity|for|threshold|set|\n|---|---|---|---|---|\n", group.name)
-		for _, alert := range group.alerts {
-			set := "minimal"
-			if missingSeries(t, set, alert.expression) != nil {
-				set = "default"
-			}
-			fmt.Fprintf(&table, "|%s|%s|%s|%s|%s|\n", alert.link(), alert.severity, alert.delay, alert.threshold, set)
-		}
-	}
-	checkTables(t, "../../docs/reference/alerts.md", map[string]string{"alerts": table.String()})
-}
-
-// TestRemoteWriteMatches checks that the remote-write list of docs/how-to/large-fleets.md has all series of the dashboard Fleet.
-func TestRemoteWriteMatches(t *testing.T) {
-	matches := regexp.MustCompile(`(?:regex: |__name__=~)"([^"]+)"`).FindAllStringSubmatch(readFile(t, "../../docs/how-to/large-fleets.md"), -1)
-	if len(matches) != 2 { // for remote write and for federation
-		t.Fatalf("got %d matches, want 2", len(matches))
-	}
-	queried := regexp.MustCompile(`\w+:\w+:\w+`).FindAllString(readFile(t, "../../dashboards/fleet.json"), -1)
-	if len(queried) < 20 {
-		t.Fatalf("got %d queried series, want at least 20", len(queried))
-	}
-	for _, match := range matches {
-		sent := regexp.MustCompile("^(?:" + match[1] + ")$")
-		for _, series := range queried {
-			if !sent.MatchString(series) {
-				t.Errorf("%s is queried, but not sent by %s", series, match[1])
-			}
-		}
-	}
-}
-
-func readFile(t *testing.T, file string) string {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
 }

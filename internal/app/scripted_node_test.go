@@ -1,4 +1,4 @@
-package app
+package app_test
 
 import (
 	"context"
@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/state"
@@ -45,7 +47,7 @@ func (s *scriptedNode) serve(t *testing.T, paths ...string) (bodies map[string]s
 // scriptedNode is the state of a node with many incidents.
 type scriptedNode struct {
 	statuses    []device.Status
-	allocations device.Allocations
+	allocations allocation.Snapshot
 	driver      device.Driver
 	incidents   incident.Snapshot
 }
@@ -66,21 +68,21 @@ func (s *scriptedNode) state() *node.State {
 	return n
 }
 
-func (s *scriptedNode) listAllocations(context.Context) device.Allocations { return s.allocations }
+func (s *scriptedNode) listAllocations(context.Context) allocation.Snapshot { return s.allocations }
 
 func (s *scriptedNode) Stalled(device.GPU) bool { return false }
-func (s *scriptedNode) ReadOne(_ context.Context, gpu device.GPU) device.Reading {
-	return device.Reading{GPU: gpu}
+func (s *scriptedNode) ReadOne(_ context.Context, gpu device.GPU) health.Reading {
+	return health.Reading{GPU: gpu}
 }
 func (s *scriptedNode) Visible() bool { return false }
-func (s *scriptedNode) Owner(uint32, []device.Owner) (device.Owner, bool) {
-	return device.Owner{}, false
+func (s *scriptedNode) Owner(uint32, []allocation.Owner) (allocation.Owner, bool) {
+	return allocation.Owner{}, false
 }
 func (s *scriptedNode) Sweep() {}
 
-func (s *scriptedNode) Read(_ context.Context, gpus []device.GPU, _ bool) (readings []device.Reading) {
+func (s *scriptedNode) Read(_ context.Context, gpus []device.GPU, _ bool) (readings []health.Reading) {
 	for _, gpu := range gpus {
-		readings = append(readings, device.Reading{GPU: gpu})
+		readings = append(readings, health.Reading{GPU: gpu})
 	}
 	return readings
 }
@@ -97,8 +99,8 @@ const (
 
 func timeBefore(d time.Duration) time.Time { return scriptedTime.Add(-d) }
 
-func newOwner(namespace, pod, name string) device.Owner {
-	return device.Owner{Namespace: namespace, Pod: pod, Container: name}
+func newOwner(namespace, pod, name string) allocation.Owner {
+	return allocation.Owner{Namespace: namespace, Pod: pod, Container: name}
 }
 
 // newScriptedNode returns a node with a healthy GPU, a failed GPU, a GPU with two MIG devices, and a recovering GPU.
@@ -138,12 +140,12 @@ func scriptedStatuses() []device.Status {
 	}
 }
 
-func scriptedAllocations() device.Allocations {
-	h := device.Allocations{At: timeBefore(2 * time.Second), Complete: true}
-	add := func(res, id string, owner device.Owner) {
-		h.All = append(h.All, device.Allocation{Resource: res, DeviceID: device.AdvertisedID(id), Owner: owner})
-		if owner != (device.Owner{}) {
-			h.Recent = append(h.Recent, device.AllocationRecord{Device: device.AdvertisedID(id).Device(), Owner: owner, FirstSeen: timeBefore(20 * time.Minute), LastSeen: h.At})
+func scriptedAllocations() allocation.Snapshot {
+	h := allocation.Snapshot{At: timeBefore(2 * time.Second), Complete: true}
+	add := func(res, id string, owner allocation.Owner) {
+		h.All = append(h.All, allocation.Allocation{Resource: res, DeviceID: device.AdvertisedID(id), Owner: owner})
+		if owner != (allocation.Owner{}) {
+			h.Recent = append(h.Recent, allocation.Record{Device: device.AdvertisedID(id).Device(), Owner: owner, FirstSeen: timeBefore(20 * time.Minute), LastSeen: h.At})
 		}
 	}
 	add("nvidia.com/gpu", gpu0, newOwner("research", "train-7", "main"))
@@ -151,17 +153,17 @@ func scriptedAllocations() device.Allocations {
 	for i, pod := range []string{"embed-0", "embed-1", "embed-2", "embed-3"} {
 		add(shared, string(device.ID(mig0).Replica(i)), newOwner("serving", pod, "server"))
 	}
-	add(shared, string(device.ID(mig1).Replica(0)), device.Owner{})
+	add(shared, string(device.ID(mig1).Replica(0)), allocation.Owner{})
 	h.Recent = append(h.Recent,
-		device.AllocationRecord{Device: gpu1, Owner: newOwner("serving", "llm-0", "server"), FirstSeen: timeBefore(26 * time.Hour), LastSeen: timeBefore(3 * time.Minute)},
-		device.AllocationRecord{Device: gpu0, Owner: newOwner("research", "train-6", "main"), FirstSeen: timeBefore(90 * time.Minute), LastSeen: timeBefore(24 * time.Minute)},
+		allocation.Record{Device: gpu1, Owner: newOwner("serving", "llm-0", "server"), FirstSeen: timeBefore(26 * time.Hour), LastSeen: timeBefore(3 * time.Minute)},
+		allocation.Record{Device: gpu0, Owner: newOwner("research", "train-6", "main"), FirstSeen: timeBefore(90 * time.Minute), LastSeen: timeBefore(24 * time.Minute)},
 	)
 	return h
 }
 
 func scriptedIncidents() []incident.Incident {
 	segfault, recoveredAt := int32(139), timeBefore(28*time.Hour)
-	affected := func(o device.Owner, uid string, since time.Duration) incident.AffectedContainer {
+	affected := func(o allocation.Owner, uid string, since time.Duration) incident.AffectedContainer {
 		return incident.AffectedContainer{Owner: o, UID: uid, Since: timeBefore(since)}
 	}
 	llm := affected(newOwner("serving", "llm-0", "server"), "0c7e2c9e-64d5-4c1b-8d7f-2f6f0d1f9a10", 26*time.Hour)

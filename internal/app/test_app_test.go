@@ -1,53 +1,48 @@
-package app
+package app_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/app"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
+	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/spf13/pflag"
 )
-
-// parseOptions parses the daemon's flags.
-func parseOptions(p Platform, args []string, lookupEnv envLookup) (options, error) {
-	o, f := newOptions(p, lookupEnv), pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
-	o.addFlags(f)
-	if err := f.Parse(normalizeDashes(f, args)); err != nil {
-		return *o, err
-	}
-	return *o, o.complete()
-}
 
 // gpuResource is the resource name of whole GPUs.
 const gpuResource = "nvidia.com/gpu"
 
-// testApp is the whole program in this process, with a simulated kubelet and a simulated machine whose clock is stopped.
+// testApp is the whole program in this process, with a simulated kubelet and a simulated machine whose clock is
+// stopped.
 type testApp struct {
-	t         *testing.T
-	machine   *sim.Machine
-	kubelet   *kubelet.Kubelet
-	url       string
-	dir       string // of the kubelet
-	probesURL string // address of the probes only; empty: none
+	t       *testing.T
+	machine *sim.Machine
+	kubelet *kubelet.Kubelet
+	url     string
+	dir     string // of the kubelet
 	// replacer replaces values that differ between runs, such as UIDs, in golden files; nil: none.
 	replacer *strings.Replacer
-	reload   chan os.Signal
 	// stopKubelet ends the kubelet's process; startKubelet starts a new one.
 	stopKubelet func()
 }
@@ -60,6 +55,7 @@ const (
 // testSetup configures a testApp. Only the machine is required.
 type testSetup struct {
 	machine *sim.Machine
+	backend device.Backend // if not the machine
 	// kubelet has the kubelet's options. The testApp sets the folder and the age.
 	kubelet kubelet.Options
 	// procDir is the /proc for the lookup of processes; empty: no processes.
@@ -73,10 +69,21 @@ type testSetup struct {
 	// noKubelet disables the simulated kubelet. The test may serve the kubelet's sockets in dir.
 	noKubelet bool
 	dir       string
-	// kubernetes configures the features with an API server; the zero value: none.
-	kubernetes kubernetesOptions
-	// ownPod is the name of podgauge's pod; empty: none.
-	ownPod string
+	apiServer *kubeapi.Client // nil: none
+	env       map[string]string
+}
+
+// testPlatform is the hardware of a test; by default a simulated machine of eight H100s, without a kubelet.
+type testPlatform struct {
+	hardware *app.Hardware
+	err      error // returned by Open
+}
+
+func (testPlatform) AddFlags(*pflag.FlagSet) {}
+
+func (p testPlatform) Open(app.OpenOptions) (*app.Hardware, error) {
+	byDefault := &app.Hardware{Backend: sim.NewMachine(metric.Metrics(), 8, time.Now), Simulated: true}
+	return cmp.Or(p.hardware, byDefault), p.err
 }
 
 // oldLibrary is a driver library that is too old for some families.
@@ -84,22 +91,11 @@ type oldLibrary struct{ families []string }
 
 func (l oldLibrary) Library() doctor.Library { return doctor.Library{MissingFamilies: l.families} }
 
-func (l oldLibrary) MissingFamilies() []string { return l.families }
-
-func (oldLibrary) XidEventAt(string, uint64, uint32, uint32) (device.Event, bool) {
-	return device.Event{}, false
+func (oldLibrary) XidEventAt(string, uint64, uint32, uint32) (e device.Event, known bool) {
+	return e, false
 }
 
 func (oldLibrary) Close() {}
-
-// testPlatform is the hardware of a simulated machine of eight H100s, without a kubelet.
-type testPlatform struct{ err error } // returned by Open
-
-func (testPlatform) AddFlags(*pflag.FlagSet) {}
-
-func (p testPlatform) Open(OpenOptions) (*Hardware, error) {
-	return &Hardware{Backend: sim.NewMachine(metric.Metrics(), 8, time.Now), Simulated: true}, p.err
-}
 
 // newTestApp starts the program with these arguments on a number of H100s.
 func newTestApp(t *testing.T, gpus int, args ...string) *testApp {
@@ -118,16 +114,22 @@ func fixedClock() time.Time { return time.Unix(1_700_000_000, 0) }
 // newTestAppWith starts the program with a setup and arguments.
 func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 	t.Helper()
-	w := &testApp{t: t, reload: make(chan os.Signal), machine: s.machine}
-	if s.dir == "" {
-		s.dir = shortDir(t)
-	}
-	dir := s.dir
-	w.dir = dir
-	if s.procDir == "" {
-		s.procDir = filepath.Join(dir, "proc") // the machine's /proc depends on the user
-	}
-	w.stopKubelet = func() {}
+	w, status, log := startApp(t, s, args...)
+	program.WaitUntil(t, "the program logs its address, or ends", func() bool {
+		match := regexp.MustCompile(`podgauge starting.* listen=(\S+)`).FindStringSubmatch(log.String())
+		if match != nil {
+			w.url = "http://" + match[1]
+		}
+		return match != nil || len(status) > 0
+	})
+	return w
+}
+
+// startApp starts the program, and returns its exit status after the end, and its log.
+func startApp(t *testing.T, s testSetup, args ...string) (w *testApp, status chan int, log *program.Log) {
+	t.Helper()
+	dir := cmp.Or(s.dir, program.ShortDir(t))
+	w = &testApp{t: t, machine: s.machine, dir: dir, stopKubelet: func() {}}
 	if !s.noKubelet {
 		s.kubelet.Dir, s.kubelet.RunningSince = dir, time.Now().Add(-time.Hour)
 		w.kubelet = kubelet.New(s.kubelet)
@@ -138,65 +140,44 @@ func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 			s.otherPlugin(w.kubelet)
 		}
 	}
-
-	m := &Hardware{
-		Backend: w.machine, Simulated: true, ClaimedDevice: nvml.ClaimedDevice,
-		ProcDir: s.procDir, KubeletDir: dir, DevicePluginDir: filepath.Join(dir, "device-plugins"), CDIDir: filepath.Join(dir, "cdi"),
+	m := &app.Hardware{
+		Backend: w.machine, Simulated: true, ClaimedDevice: nvml.ClaimedDevice, CDIDir: filepath.Join(dir, "cdi"),
+		ProcDir: cmp.Or(s.procDir, filepath.Join(dir, "proc")), // the machine's /proc depends on the user
+	}
+	if s.backend != nil {
+		m.Backend = s.backend
 	}
 	if s.missingFamilies != nil {
 		m.Library = oldLibrary{s.missingFamilies}
 	}
-	o, err := parseOptions(testPlatform{}, append([]string{"--metrics.set=full"}, args...), emptyEnv)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.web.listenAddress, o.kubernetes, o.ownPod = "127.0.0.1:0", s.kubernetes, s.ownPod
-	l, err := o.web.listen()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.url = "http://" + l.main.Addr().String()
-	if l.probes != nil {
-		w.probesURL = "http://" + l.probes.Addr().String()
-	}
-	o.hostname, o.metrics.Hostname, o.reload = "node-a", "node-a", w.reload
+	env := map[string]string{"NODE_NAME": "node-a"}
+	maps.Copy(env, s.env)
+	args = append([]string{
+		"--web.listen-address=127.0.0.1:0", "--kubelet-dir=" + dir, "--kernel-log=", "--metrics.set=full",
+	}, args...)
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error)
-	go func() { ended <- serve(ctx, o, m, l, slog.New(slog.DiscardHandler)) }()
+	log, status = &program.Log{}, make(chan int, 1)
+	go func() { status <- app.RunWith(ctx, s.apiServer, testPlatform{hardware: m}, args, fakeEnv(env), log) }()
 	t.Cleanup(func() {
 		cancel()
 		w.machine.ReleaseHangs()
-		if err := <-ended; err != nil {
-			t.Errorf("serve: %v", err)
+		if got := <-status; got != 0 {
+			t.Errorf("exit status %d:\n%s", got, log)
 		}
-		w.stopKubelet()
+		w.stopKubelet() // after podgauge
 		http.DefaultClient.CloseIdleConnections()
 	})
-	return w
+	return w, status, log
 }
 
-// shortDir returns a temporary folder with a path short enough for sockets.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "pg")
-	if err != nil {
-		t.Fatal(err)
+// reload sends the signal that makes podgauge read its config.
+func (w *testApp) reload() {
+	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+		w.t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
 }
 
-func (w *testApp) startKubelet() {
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error)
-	go func() { ended <- w.kubelet.Run(ctx) }()
-	w.stopKubelet = func() {
-		cancel()
-		if err := <-ended; err != nil {
-			w.t.Errorf("kubelet: %v", err)
-		}
-	}
-}
+func (w *testApp) startKubelet() { w.stopKubelet = background.Run(w.t, w.kubelet.Run) }
 
 // waitKubelet waits for a state of the kubelet.
 func (w *testApp) waitKubelet(event string, done func(kubelet.KubeletState) bool) {
@@ -208,48 +189,72 @@ func (w *testApp) waitKubelet(event string, done func(kubelet.KubeletState) bool
 	}
 }
 
+// waitAllocatable waits until the kubelet has n allocatable devices.
+func (w *testApp) waitAllocatable(res string, n int) {
+	w.t.Helper()
+	w.waitKubelet(fmt.Sprintf("%d of %s are allocatable", n, res), func(s kubelet.KubeletState) bool {
+		return s.Resources[res].Allocatable == n
+	})
+}
+
 func (w *testApp) waitRegistered() {
 	w.t.Helper()
 	w.waitAllocatable(gpuResource, len(w.machine.AllocatableIDs()))
 }
 
-// waitCounted waits until podgauge exports n allocatable devices. It reads the number every ten seconds, and after an allocation.
+// waitCounted waits until podgauge exports n allocatable devices. It reads the number every ten seconds, and after an
+// allocation.
 func (w *testApp) waitCounted(res string, n int) {
 	w.t.Helper()
 	w.waitAllocatable(res, n)
-	label := fmt.Sprintf(`,resource=%q} `, res)
+	line := regexp.MustCompile(`(?m)^podgauge_resource_allocatable_devices\{.*,resource="` + res + `"\} (\d+)$`)
 	w.waitScrape(fmt.Sprintf("%d of %s", n, res), func(text string) bool {
 		counted := 0
-		for line := range strings.Lines(text) {
-			if at, value, found := strings.Cut(line, label); found && strings.HasPrefix(at, "podgauge_resource_allocatable_devices{") {
-				count, err := strconv.Atoi(strings.TrimSpace(value))
-				if err != nil {
-					w.t.Fatal(err)
-				}
-				counted += count
-			}
+		for _, match := range line.FindAllStringSubmatch(text, -1) {
+			count, _ := strconv.Atoi(match[1]) // digits
+			counted += count
 		}
 		return counted == n
 	})
 }
 
-func (w *testApp) scrape(accept string) string {
+// get returns status and text of a response to a request with headers.
+func (w *testApp) get(path, host string, headers ...string) (int, string) {
 	w.t.Helper()
-	r, err := http.NewRequestWithContext(w.t.Context(), http.MethodGet, w.url+"/metrics", http.NoBody)
+	r, err := http.NewRequestWithContext(w.t.Context(), http.MethodGet, w.url+path, http.NoBody)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	r.Header.Set("Accept", accept)
+	r.Host = host
+	for _, line := range headers {
+		name, value, _ := strings.Cut(line, ": ")
+		r.Header.Set(name, value)
+	}
 	resp, err := http.DefaultClient.Do(r)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		w.t.Fatalf("scrape: status %d, %v", resp.StatusCode, err)
+	if err != nil {
+		w.t.Fatal(err)
 	}
-	return string(body)
+	return resp.StatusCode, string(body)
+}
+
+// getPath returns status and text of a response.
+func (w *testApp) getPath(path string) (int, string) {
+	w.t.Helper()
+	return w.get(path, "")
+}
+
+func (w *testApp) scrape(accept string) string {
+	w.t.Helper()
+	code, text := w.get("/metrics", "", "Accept: "+accept)
+	if code != http.StatusOK {
+		w.t.Fatalf("scrape: status %d", code)
+	}
+	return text
 }
 
 // waitLine scrapes until a line has this prefix and suffix, and returns the text.
@@ -266,26 +271,41 @@ func (w *testApp) waitLine(begins, ends string) string {
 }
 
 // waitScrape scrapes until a condition is true, and returns the text.
-func (w *testApp) waitScrape(event string, has func(text string) bool) string {
+func (w *testApp) waitScrape(event string, has func(text string) bool) (text string) {
 	w.t.Helper()
-	poll := time.NewTicker(pollInterval)
-	defer poll.Stop()
-	for end := time.Now().Add(waitTimeout); time.Now().Before(end); <-poll.C {
-		if text := w.scrape("text/plain"); has(text) {
-			return text
-		}
-	}
-	w.t.Fatalf("no scrape within %s: %s", waitTimeout, event)
-	return ""
+	program.WaitUntil(w.t, "a scrape with "+event, func() bool {
+		text = w.scrape("text/plain")
+		return has(text)
+	})
+	return text
 }
 
-// runPodOn runs a pod on chosen devices. The kubelet chooses among the unallocated devices, so fillers occupy all others.
+// waitReady waits until /readyz succeeds.
+func (w *testApp) waitReady() {
+	w.t.Helper()
+	program.WaitUntil(w.t, "/readyz returns ok", func() bool { code, _ := w.getPath("/readyz"); return code == http.StatusOK })
+}
+
+// waitNotReady waits until /readyz fails with a line for this check that contains a text.
+func (w *testApp) waitNotReady(check, want string) {
+	w.t.Helper()
+	program.WaitUntil(w.t, fmt.Sprintf("/readyz fails with %s: …%s…", check, want), func() (found bool) {
+		code, body := w.getPath("/readyz")
+		for line := range strings.Lines(body) {
+			found = found || strings.HasPrefix(line, check+": ") && strings.Contains(line, want)
+		}
+		return found && code == http.StatusServiceUnavailable
+	})
+}
+
+// runPodOn runs a pod on chosen devices. The kubelet chooses among the unallocated devices, so fillers occupy all
+// others.
 func (w *testApp) runPodOn(p kubelet.PodSpec, on ...device.ID) {
 	w.t.Helper()
 	res := slices.Sorted(maps.Keys(p.Containers[0].Limits))[0]
 	var fillers, rest []kubelet.PodSpec
 	for i := range w.kubelet.Resource(res).Allocatable {
-		filler := kubelet.PodSpec{Name: fmt.Sprintf("filler-%d", i), Containers: []kubelet.ContainerSpec{{Name: "c", Limits: map[string]int{res: 1}}}}
+		filler := newPod("", fmt.Sprintf("filler-%d", i), res, 1)
 		if w.tryRunPod(filler) != nil { // no device is left
 			w.deletePod(filler)
 			break
@@ -337,11 +357,40 @@ func gpuPod(namespace, name string, gpus int) kubelet.PodSpec {
 
 // newPod returns a pod with a container that requests devices of a resource.
 func newPod(namespace, name, res string, n int) kubelet.PodSpec {
-	return kubelet.PodSpec{Namespace: namespace, Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{res: n}}}}
+	container := kubelet.ContainerSpec{Name: "main", Limits: map[string]int{res: n}}
+	return kubelet.PodSpec{Namespace: namespace, Name: name, Containers: []kubelet.ContainerSpec{container}}
 }
 
-// waitAllocatable waits until the kubelet has n allocatable devices.
-func (w *testApp) waitAllocatable(res string, n int) {
-	w.t.Helper()
-	w.waitKubelet(fmt.Sprintf("%d of %s are allocatable", n, res), func(s kubelet.KubeletState) bool { return s.Resources[res].Allocatable == n })
+// writeFile writes a file that podgauge may be reading.
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// writeConfig writes a config file.
+func writeConfig(t *testing.T, text string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "config.yaml")
+	writeFile(t, path, text)
+	return path
+}
+
+// sharedConfig writes a config of whole GPUs that are shared by time slicing.
+func sharedConfig(t *testing.T, replicas int) (path string) {
+	t.Helper()
+	return writeConfig(t, fmt.Sprintf("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n", replicas))
+}
+
+func readFile(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }

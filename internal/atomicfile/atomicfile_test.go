@@ -8,15 +8,14 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/atomicfile"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 func TestReplace(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
 	for _, want := range []string{"old", "new"} {
-		if err := atomicfile.Replace(path, []byte(want)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, atomicfile.Replace(path, []byte(want)))
 		if got, err := os.ReadFile(path); err != nil || string(got) != want {
 			t.Errorf("content: got %q, %v, want %q", got, err, want)
 		}
@@ -27,9 +26,7 @@ func TestReplace(t *testing.T) {
 func TestReplaceFailure(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "folder")
-	if err := os.Mkdir(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(path, 0o755))
 	if err := atomicfile.Replace(path, nil); err == nil {
 		t.Error("got no error for the name of a folder")
 	}
@@ -44,12 +41,8 @@ func TestRemoveStaleTemps(t *testing.T) {
 	old := time.Now().Add(-time.Hour)
 	for name, at := range map[string]time.Time{".file.1.tmp": old, ".file.2.tmp": time.Now(), ".other.1.tmp": old, "file": old} {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(path, at, at); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, nil, 0o600))
+		require.NoError(t, os.Chtimes(path, at, at))
 	}
 	atomicfile.RemoveStaleTemps(filepath.Join(dir, "file"))
 	requireFiles(t, dir, ".file.2.tmp", ".other.1.tmp", "file")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/cdi"
 	"github.com/podgauge/podgauge/internal/device"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 )
@@ -21,6 +22,8 @@ const (
 	testDriverVersion = "570.124.06"
 	testHookPath      = "/usr/bin/nvidia-ctk"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // writerFixture is a node with the files of a driver, and a Writer.
 type writerFixture struct {
@@ -34,11 +37,21 @@ type writerFixture struct {
 }
 
 // newFixture installs a driver below a new root, with device nodes for a number
-// of GPUs.
+// of GPUs. The driver's files are empty: nvcdi reads only the names.
 func newFixture(t testing.TB, gpus int, change func(*cdi.Options)) *writerFixture {
 	t.Helper()
 	s := &writerFixture{TB: t, driverRoot: t.TempDir(), specDir: filepath.Join(t.TempDir(), "cdi")}
-	s.installDriver(gpus)
+	for _, name := range []string{
+		"usr/lib64/libcuda.so." + testDriverVersion, "usr/lib64/libnvidia-ml.so." + testDriverVersion,
+		"usr/bin/nvidia-smi", "lib/firmware/nvidia/" + testDriverVersion + "/gsp_ga10x.bin",
+		"run/nvidia-persistenced/socket",
+	} {
+		s.touch(name)
+	}
+	s.makeNodes("dev/nvidiactl", "dev/nvidia-uvm")
+	for i := range gpus {
+		s.makeNodes(fmt.Sprintf("dev/nvidia%d", i))
+	}
 	o := cdi.Options{
 		DriverRoot: s.driverRoot, DevRoot: s.driverRoot, TargetDriverRoot: "/host", HookPath: testHookPath,
 	}
@@ -75,24 +88,6 @@ func (s *writerFixture) must(err error) {
 	}
 }
 
-// installDriver creates empty files: nvcdi reads only the names.
-func (s *writerFixture) installDriver(gpus int) {
-	s.Helper()
-	for _, name := range []string{
-		"usr/lib64/libcuda.so." + testDriverVersion, "usr/lib64/libnvidia-ml.so." + testDriverVersion,
-		"usr/bin/nvidia-smi",
-		"lib/firmware/nvidia/" + testDriverVersion + "/gsp_ga10x.bin", "run/nvidia-persistenced/socket",
-	} {
-		s.touch(name)
-	}
-	for _, name := range []string{"nvidiactl", "nvidia-uvm"} {
-		s.makeNode("dev/" + name)
-	}
-	for i := range gpus {
-		s.makeNode(fmt.Sprintf("dev/nvidia%d", i))
-	}
-}
-
 func (s *writerFixture) touch(name string) {
 	s.Helper()
 	path := filepath.Join(s.driverRoot, name)
@@ -100,14 +95,16 @@ func (s *writerFixture) touch(name string) {
 	s.must(os.WriteFile(path, nil, 0o755))
 }
 
-// makeNode makes a character device 0:0, the only number that needs no
+// makeNodes makes character devices 0:0, the only number that needs no
 // privilege (whiteout of overlay file systems).
-func (s *writerFixture) makeNode(name string) {
+func (s *writerFixture) makeNodes(names ...string) {
 	s.Helper()
-	path := filepath.Join(s.driverRoot, name)
-	s.must(os.MkdirAll(filepath.Dir(path), 0o755))
-	s.must(unix.Mknod(path, unix.S_IFCHR|0o666, 0))
-	s.must(os.Chmod(path, 0o666)) // regardless of the umask
+	for _, name := range names {
+		path := filepath.Join(s.driverRoot, name)
+		s.must(os.MkdirAll(filepath.Dir(path), 0o755))
+		s.must(unix.Mknod(path, unix.S_IFCHR|0o666, 0))
+		s.must(os.Chmod(path, 0o666)) // regardless of the umask
+	}
 }
 
 // makeGPUs returns n GPUs.
@@ -143,9 +140,6 @@ func healthyStatuses(devices []device.Device) []device.Status {
 	return statuses
 }
 
-// hasSpec reports whether a class has a spec.
-func (s *writerFixture) hasSpec(class string) bool { return slices.Contains(s.state.Classes, class) }
-
 func (s *writerFixture) specPathOf(class string) string {
 	return filepath.Join(s.specDir, "k8s.device-plugin.nvidia.com-"+class+".json")
 }
@@ -157,18 +151,19 @@ func (s *writerFixture) readSpec(class string) string {
 	return string(content)
 }
 
-// specNames returns the names of the files in the spec directory.
-func (s *writerFixture) specNames() []string {
+// wantFiles requires files of these classes, and no other files.
+func (s *writerFixture) wantFiles(what string, classes ...string) {
 	s.Helper()
 	entries, err := os.ReadDir(s.specDir)
 	if err != nil && !os.IsNotExist(err) {
 		s.Fatal(err)
 	}
-	var names []string
+	var got []string
 	for _, e := range entries {
-		names = append(names, e.Name())
+		name := strings.TrimPrefix(e.Name(), "k8s.device-plugin.nvidia.com-")
+		got = append(got, strings.TrimSuffix(name, ".json"))
 	}
-	return names
+	wantSet(s, what, got, classes...)
 }
 
 // cdiCache reads the spec directory as a container runtime does.

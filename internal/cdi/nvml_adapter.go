@@ -10,8 +10,7 @@ import (
 
 // The adapters answer nvcdi's NVML calls from the inventory. Only the methods
 // that nvcdi calls for whole GPUs exist; any other method is nil, and
-// buildSafely recovers from the panic. A test compares the methods with nvcdi's
-// source.
+// specBuilder.build recovers from the panic.
 
 // nvmlAdapter is the library for nvcdi itself.
 type nvmlAdapter struct {

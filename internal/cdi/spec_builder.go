@@ -30,6 +30,27 @@ var classes = [...]string{
 // GPU container (kubernetes-sigs/dra-driver-nvidia-gpu#568).
 var newHooks = [...]string{"update-application-profile", "apply-cuda-memory-limits"}
 
+// Options are the contents of specs.
+type Options struct {
+	// DeviceIDStrategy names devices as in the response to Allocate.
+	DeviceIDStrategy response.DeviceIDStrategy
+	// DriverRoot and DevRoot are the folders of the driver's files and of /dev
+	// in this process's mounts. Default: /.
+	DriverRoot, DevRoot string
+	// TargetDriverRoot and TargetDevRoot are the same folders on the host.
+	// Default: DriverRoot, and TargetDriverRoot.
+	TargetDriverRoot, TargetDevRoot string
+	// HookPath is nvidia-cdi-hook or nvidia-ctk on the host.
+	HookPath string
+	// FeatureFlags and DisabledHooks are nvcdi's.
+	FeatureFlags, DisabledHooks []string
+	// GDRCopy, GDS and MOFED enable specs of their own, on nodes with such
+	// devices.
+	GDRCopy, GDS, MOFED bool
+	// IMEXChannels share one spec.
+	IMEXChannels []int
+}
+
 // specBuilder builds the specs of an inventory.
 type specBuilder struct {
 	*Options

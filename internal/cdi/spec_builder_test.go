@@ -16,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/cdi"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/response"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -31,8 +32,7 @@ func TestGoldenSpec(t *testing.T) {
 	} {
 		s.touch(name)
 	}
-	s.makeNode("dev/nvidia-caps/nvidia-cap31")
-	s.makeNode("dev/nvidia-caps/nvidia-cap32")
+	s.makeNodes("dev/nvidia-caps/nvidia-cap31", "dev/nvidia-caps/nvidia-cap32")
 	two := makeGPUs(2)
 	s.Update(healthyStatuses([]device.Device{two[0], makeMIGDevice(two[1], "MIG-a", 31, 32)}))
 	s.must(s.state.Err)
@@ -40,15 +40,7 @@ func TestGoldenSpec(t *testing.T) {
 	var got bytes.Buffer
 	s.must(json.Indent(&got, []byte(spec), "", "  "))
 	got.WriteByte('\n')
-	golden := filepath.Join("testdata", "gpu.json")
-	if *update {
-		s.must(os.WriteFile(golden, got.Bytes(), 0o644))
-	}
-	want, err := os.ReadFile(golden)
-	s.must(err)
-	if !bytes.Equal(got.Bytes(), want) {
-		t.Errorf("spec differs from %s, go test -update writes the file:\n%s", golden, &got)
-	}
+	testfile.CheckGolden(t, *update, "testdata/gpu.json", got.String())
 }
 
 // injectDevices injects devices into an empty container and returns the
@@ -89,7 +81,7 @@ func driverOnHost(o *cdi.Options) { o.TargetDriverRoot = "" }
 func TestInjection(t *testing.T) {
 	s := newFixture(t, 3, driverOnHost)
 	for _, c := range []int{31, 32, 41, 42} {
-		s.makeNode(fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", c))
+		s.makeNodes(fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", c))
 	}
 	three := makeGPUs(3)
 	s.Update(healthyStatuses([]device.Device{
@@ -125,34 +117,6 @@ func TestInjection(t *testing.T) {
 		"/dev/nvidia-caps/nvidia-cap32", "/dev/nvidiactl", "/dev/nvidia-uvm")
 }
 
-// TestDeviceNames checks the effect of Options.DeviceIDStrategy.
-func TestDeviceNames(t *testing.T) {
-	s := newFixture(t, 2, func(o *cdi.Options) { o.DeviceIDStrategy = response.Index })
-	s.Update(healthyStatuses(makeGPUs(2)))
-	s.must(s.state.Err)
-	wantSet(t, "devices", s.cdiCache().ListDevices(),
-		"k8s.device-plugin.nvidia.com/gpu=0", "k8s.device-plugin.nvidia.com/gpu=1")
-}
-
-// TestDevRoot has the driver's files in a container and the device nodes on the
-// host.
-func TestDevRoot(t *testing.T) {
-	nodes := newFixture(t, 1, nil)
-	files := newFixture(t, 0, func(o *cdi.Options) { o.DevRoot, o.TargetDevRoot = nodes.driverRoot, "/" })
-	files.must(os.RemoveAll(filepath.Join(files.driverRoot, "dev")))
-	files.Update(healthyStatuses(makeGPUs(1)))
-	files.must(files.state.Err)
-	spec := files.readSpec("gpu")
-	for _, want := range []string{
-		`{"path":"/dev/nvidia0","hostPath":"/dev/nvidia0"`,
-		`"hostPath":"/host/usr/bin/nvidia-smi"`,
-	} {
-		if !strings.Contains(spec, want) {
-			t.Errorf("got spec %s, want it to contain %s", spec, want)
-		}
-	}
-}
-
 // TestHostPaths checks that a spec contains only paths of the host.
 func TestHostPaths(t *testing.T) {
 	for _, row := range []struct {
@@ -172,6 +136,20 @@ func TestHostPaths(t *testing.T) {
 				`"path":"/dev/nvidia0","hostPath":"/host/dev/nvidia0"`,
 				`{"hostPath":"/host/usr/bin/nvidia-smi","containerPath":"/usr/bin/nvidia-smi"`,
 			},
+			nil,
+		},
+		{
+			"another strategy of names", func(o *cdi.Options) { o.DeviceIDStrategy = response.Index },
+			[]string{`"devices":[{"name":"0",`},
+			nil,
+		},
+		{
+			"device nodes of the host", func(o *cdi.Options) {
+				nodes := newFixture(t, 1, nil)
+				o.DevRoot, o.TargetDevRoot = nodes.driverRoot, "/"
+				nodes.must(os.RemoveAll(filepath.Join(o.DriverRoot, "dev")))
+			},
+			[]string{`{"path":"/dev/nvidia0","hostPath":"/dev/nvidia0"`, `"hostPath":"/host/usr/bin/nvidia-smi"`},
 			nil,
 		},
 		{

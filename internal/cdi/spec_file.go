@@ -15,6 +15,9 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
+// DefaultDir is the runtimes' folder for specs of dynamic devices.
+const DefaultDir = "/var/run/cdi"
+
 // specFile is the file of a class.
 type specFile struct {
 	class, path string

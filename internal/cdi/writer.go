@@ -24,9 +24,6 @@ import (
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
-// DefaultDir is the runtimes' folder for specs of dynamic devices.
-const DefaultDir = "/var/run/cdi"
-
 const (
 	// rebuildInterval bounds the delay of changes that the inventory does not
 	// show: a new socket of nvidia-persistenced, or a removed socket that would
@@ -35,27 +32,6 @@ const (
 	// retryInterval is the time between a failure and the next build.
 	retryInterval = 10 * time.Second
 )
-
-// Options are the contents of specs.
-type Options struct {
-	// DeviceIDStrategy names devices as in the response to Allocate.
-	DeviceIDStrategy response.DeviceIDStrategy
-	// DriverRoot and DevRoot are the folders of the driver's files and of /dev
-	// in this process's mounts. Default: /.
-	DriverRoot, DevRoot string
-	// TargetDriverRoot and TargetDevRoot are the same folders on the host.
-	// Default: DriverRoot, and TargetDriverRoot.
-	TargetDriverRoot, TargetDevRoot string
-	// HookPath is nvidia-cdi-hook or nvidia-ctk on the host.
-	HookPath string
-	// FeatureFlags and DisabledHooks are nvcdi's.
-	FeatureFlags, DisabledHooks []string
-	// GDRCopy, GDS and MOFED enable specs of their own, on nodes with such
-	// devices.
-	GDRCopy, GDS, MOFED bool
-	// IMEXChannels share one spec.
-	IMEXChannels []int
-}
 
 // SpecState is the state of the specs.
 type SpecState struct {

@@ -2,6 +2,7 @@ package cdi_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -34,8 +35,21 @@ func (s *writerFixture) wantDevices(devices ...string) {
 	for i, d := range devices {
 		want[i] = "k8s.device-plugin.nvidia.com/gpu=" + d
 	}
-	if got := s.cdiCache().ListDevices(); !slices.Equal(got, want) || s.hasSpec("gpu") != (len(want) > 0) {
+	hasSpec := slices.Contains(s.state.Classes, "gpu")
+	if got := s.cdiCache().ListDevices(); !slices.Equal(got, want) || hasSpec != (len(want) > 0) {
 		s.Fatalf("devices: got %q, want %q, state %+v", got, want, s.state)
+	}
+}
+
+// wantError requires an error of the state, and one log line in all; "": none.
+func (s *writerFixture) wantError(text string) {
+	s.Helper()
+	err := s.state.Err
+	if (err != nil) != (text != "") || err != nil && !strings.Contains(err.Error(), text) || !s.state.Attempted() {
+		s.Errorf("error: got %v, want %q", err, text)
+	}
+	if n := s.countLogLines(""); n != 1 {
+		s.Errorf("got %d log lines, want 1:\n%s", n, s.log.String())
 	}
 }
 
@@ -45,12 +59,9 @@ func TestSpecsFollowTheInventory(t *testing.T) {
 		s.wantDevices("GPU-0")
 		s.setDevices(makeGPUs(2))
 		s.wantDevices("GPU-0", "GPU-1")
-		wantSet(t, "files", s.specNames(), "k8s.device-plugin.nvidia.com-gpu.json")
+		s.wantFiles("files", "gpu")
 		if info, err := os.Stat(s.specPathOf("gpu")); err != nil || info.Mode() != 0o644 {
 			t.Errorf("spec file: got %v, %v, want mode 0644", info, err)
-		}
-		if !s.state.Attempted() || !s.hasSpec("gpu") || s.hasSpec("gds") {
-			t.Errorf("specs: got %q, want gpu", s.state.Classes)
 		}
 		lost := healthyStatuses(makeGPUs(2))
 		lost[0].Healthy, lost[0].Reason, lost[0].Gone = false, "gone", true
@@ -58,9 +69,7 @@ func TestSpecsFollowTheInventory(t *testing.T) {
 		s.wantDevices("GPU-1")
 		s.setDevices(nil)
 		s.wantDevices()
-		if files := s.specNames(); len(files) > 0 {
-			t.Errorf("files without devices: got %q, want none", files)
-		}
+		s.wantFiles("without devices")
 		s.setDevices(makeGPUs(1))
 		s.wantDevices("GPU-0")
 		if n := s.countLogLines("WARN"); n > 0 {
@@ -83,101 +92,80 @@ func TestUnchangedFile(t *testing.T) {
 		if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
 			t.Error("the file was rewritten")
 		}
-		if n := s.countLogLines(""); n != 1 {
-			t.Errorf("got %d log lines, want 1:\n%s", n, s.log.String())
-		}
+		s.wantError("")
 	})
 }
 
 func TestFileRestored(t *testing.T) {
-	for name, change := range map[string]func(*writerFixture){
-		"removed":        func(s *writerFixture) { s.must(os.Remove(s.specPathOf("gpu"))) },
-		"folder removed": func(s *writerFixture) { s.must(os.RemoveAll(s.specDir)) },
-		"altered":        func(s *writerFixture) { s.must(os.WriteFile(s.specPathOf("gpu"), []byte("{}"), 0o644)) },
-		"replaced":       func(s *writerFixture) { s.replaceFile("{}") },
-		"folder in its place": func(s *writerFixture) {
-			s.must(os.Remove(s.specPathOf("gpu")))
-			s.must(os.Mkdir(s.specPathOf("gpu"), 0o755))
+	for name, change := range map[string]func(s *writerFixture, path string) error{
+		"removed":        func(_ *writerFixture, path string) error { return os.Remove(path) },
+		"folder removed": func(s *writerFixture, _ string) error { return os.RemoveAll(s.specDir) },
+		"altered":        func(_ *writerFixture, path string) error { return os.WriteFile(path, []byte("{}"), 0o644) },
+		"replaced": func(s *writerFixture, path string) error {
+			other := filepath.Join(s.TempDir(), "other")
+			return errors.Join(os.WriteFile(other, []byte("{}"), 0o644), os.Rename(other, path))
+		},
+		"folder in its place": func(_ *writerFixture, path string) error {
+			return errors.Join(os.Remove(path), os.Mkdir(path, 0o755))
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			runWriter(t, 1, nil, func(s *writerFixture) {
-				s.setDevices(makeGPUs(1))
-				valid := s.readSpec("gpu")
-				change(s)
-				s.advance(checkInterval)
-				if name == "folder in its place" { // rename fails
-					if s.hasSpec("gpu") || s.state.Err == nil || !s.state.Attempted() {
-						t.Errorf("state: got %+v, want an attempt with an error and no spec", s.state)
-					}
-					s.must(os.Remove(s.specPathOf("gpu")))
-					s.advance(retryInterval)
+		runWriter(t, 1, nil, func(s *writerFixture) {
+			s.setDevices(makeGPUs(1))
+			valid := s.readSpec("gpu")
+			s.must(change(s, s.specPathOf("gpu")))
+			s.advance(checkInterval)
+			if name == "folder in its place" { // rename fails
+				if s.state.Classes != nil || s.state.Err == nil {
+					t.Errorf("state: got %+v, want an error and no spec", s.state)
 				}
-				if got := s.readSpec("gpu"); got != valid {
-					t.Errorf("spec: got %s, want %s", got, valid)
-				}
-				s.wantDevices("GPU-0")
-			})
+				s.must(os.Remove(s.specPathOf("gpu")))
+				s.advance(retryInterval)
+			}
+			if got := s.readSpec("gpu"); got != valid {
+				t.Errorf("%s: spec: got %s, want %s", name, got, valid)
+			}
+			s.wantDevices("GPU-0")
 		})
 	}
-}
-
-// replaceFile replaces the spec as another program does.
-func (s *writerFixture) replaceFile(content string) {
-	s.Helper()
-	other := filepath.Join(s.TempDir(), "other")
-	s.must(os.WriteFile(other, []byte(content), 0o644))
-	s.must(os.Rename(other, s.specPathOf("gpu")))
 }
 
 // TestNextWriter checks the handling of files from an earlier process.
 func TestNextWriter(t *testing.T) {
-	leave := func(s *writerFixture, names ...string) {
-		s.must(os.MkdirAll(s.specDir, 0o755))
-		for _, name := range names {
-			path := filepath.Join(s.specDir, name)
-			s.must(os.WriteFile(path, []byte("{}"), 0o644))
-		}
-	}
-	const (
-		gpu   = "k8s.device-plugin.nvidia.com-gpu.json"
-		gds   = "k8s.device-plugin.nvidia.com-gds.json"
-		other = "nvidia.yaml.off"
-	)
-	t.Run("device gone, class disabled, temporary file", func(t *testing.T) {
-		runWriter(t, 2, nil, func(s *writerFixture) {
-			leave(s, gpu, gds, other, "spec.1.tmp")
-			s.must(os.Chtimes(filepath.Join(s.specDir, "spec.1.tmp"), time.Unix(0, 0), time.Unix(0, 0)))
+	const tmp = "spec.1.tmp"
+	for name, c := range map[string]struct {
+		gpus int
+		run  func(s *writerFixture)
+		want []string
+	}{
+		"device gone, class disabled": {2, func(s *writerFixture) {
 			s.setDevices(makeGPUs(1))
 			s.wantDevices("GPU-0")
-			wantSet(t, "files", s.specNames(), gpu, other)
-		})
-	})
-	t.Run("no devices", func(t *testing.T) {
-		runWriter(t, 0, nil, func(s *writerFixture) {
-			leave(s, gpu)
-			s.setDevices(makeGPUs(0))
-			wantSet(t, "files", s.specNames())
-		})
-	})
-	t.Run("driver files missing", func(t *testing.T) {
-		runWriter(t, 0, nil, func(s *writerFixture) {
+		}, []string{"gpu", "nvidia.yaml.off"}},
+		"no devices": {0, func(s *writerFixture) { s.setDevices(makeGPUs(0)) }, []string{"nvidia.yaml.off"}},
+		"driver files missing": {0, func(s *writerFixture) {
 			s.must(os.RemoveAll(filepath.Join(s.driverRoot, "usr")))
-			leave(s, gpu, gds)
 			s.setDevices(makeGPUs(1))
-			wantSet(t, "files", s.specNames(), gpu)
-			if s.hasSpec("gpu") {
-				t.Error("HasSpec: got true for an unchecked file, want false")
+			if s.state.Classes != nil {
+				t.Error("got a spec from an unchecked file")
 			}
+		}, []string{"gpu", "nvidia.yaml.off"}},
+		"CDI disabled": {0, func(s *writerFixture) {
+			s.must(cdi.RemoveSpecs(s.specDir))
+			s.must(cdi.RemoveSpecs(filepath.Join(s.specDir, "missing")))
+		}, []string{"nvidia.yaml.off", tmp}},
+	} {
+		runWriter(t, c.gpus, nil, func(s *writerFixture) {
+			s.must(os.MkdirAll(s.specDir, 0o755))
+			for _, path := range []string{
+				s.specPathOf("gpu"), s.specPathOf("gds"), s.specDir + "/nvidia.yaml.off", s.specDir + "/" + tmp,
+			} {
+				s.must(os.WriteFile(path, []byte("{}"), 0o644))
+				s.must(os.Chtimes(path, time.Unix(0, 0), time.Unix(0, 0)))
+			}
+			c.run(s)
+			s.wantFiles(name, c.want...)
 		})
-	})
-	t.Run("CDI disabled", func(t *testing.T) {
-		s := newFixture(t, 0, nil)
-		leave(s, gpu, gds, other)
-		s.must(cdi.RemoveSpecs(s.specDir))
-		wantSet(t, "files", s.specNames(), other)
-		s.must(cdi.RemoveSpecs(filepath.Join(s.specDir, "missing")))
-	})
+	}
 }
 
 // TestFailureAndRecovery checks that a failure is logged once and retried, and
@@ -189,12 +177,8 @@ func TestFailureAndRecovery(t *testing.T) {
 		s.setDevices(makeGPUs(1))
 		s.advance(2 * time.Minute)
 		s.wantDevices()
-		if err := s.state.Err; err == nil || !s.state.Attempted() || len(s.specNames()) > 0 {
-			t.Errorf("got error %v and files %q, want an error and no files", err, s.specNames())
-		}
-		if n := s.countLogLines(""); n != 1 || s.countLogLines("WARN", testDriverVersion) != 1 {
-			t.Errorf("got %d log lines, want one warning:\n%s", n, s.log.String())
-		}
+		s.wantFiles("without the driver's files")
+		s.wantError(testDriverVersion)
 		s.must(os.Rename(libraries+".away", libraries))
 		s.advance(retryInterval)
 		s.wantDevices("GPU-0")
@@ -229,52 +213,31 @@ func TestPeriodicRebuild(t *testing.T) {
 
 // TestInvalidDevice checks that an invalid device affects no other device.
 func TestInvalidDevice(t *testing.T) {
-	one := makeGPUs(1)[0]
-	for name, row := range map[string]struct {
-		device device.Device
-		want   string
-	}{
-		"no node": {makeGPUs(3)[2], "skip GPU-2: no device node /dev/nvidia2"},
-		"no minor": {
-			device.Device{ID: "GPU-x", GPU: "GPU-x", Minor: -1},
-			"skip GPU-x: minor number unknown",
-		},
-		"no capabilities": {
-			makeMIGDevice(makeGPUs(2)[1], "MIG-a"),
-			"skip MIG-a: device nodes of the capabilities unknown",
-		},
-		"missing node":        {makeMIGDevice(makeGPUs(2)[1], "MIG-a", 77), "nvidia-cap77"},
-		"old driver's id":     {makeMIGDevice(makeGPUs(2)[1], "MIG-GPU-1/7/0", 31), "MIG-GPU-1/7/0"},
-		"no name":             {device.Device{Minor: 1}, "skip : "},
-		"duplicate name":      {one, "skip GPU-0: name GPU-0 is in use"},
-		"name with a newline": {device.Device{ID: "GPU-1\nb", GPU: "GPU-1\nb", Minor: 1}, "skip GPU-1"},
-		"path in the address": {device.Device{ID: "GPU-p", GPU: "GPU-p", PCI: "../[", Minor: 1}, "skip GPU-p"},
+	one, two := makeGPUs(1)[0], makeGPUs(2)[1]
+	for want, invalid := range map[string]device.Device{
+		"skip GPU-2: no device node /dev/nvidia2":              makeGPUs(3)[2],
+		"skip GPU-x: minor number unknown":                     {ID: "GPU-x", GPU: "GPU-x", Minor: -1},
+		"skip MIG-a: device nodes of the capabilities unknown": makeMIGDevice(two, "MIG-a"),
+		"nvidia-cap77":                     makeMIGDevice(two, "MIG-a", 77),
+		"MIG-GPU-1/7/0":                    makeMIGDevice(two, "MIG-GPU-1/7/0", 31), // of an old driver
+		"skip : ":                          {Minor: 1},
+		"skip GPU-0: name GPU-0 is in use": one,
+		"skip GPU-1":                       {ID: "GPU-1\nb", GPU: "GPU-1\nb", Minor: 1},
+		"skip GPU-p":                       {ID: "GPU-p", GPU: "GPU-p", PCI: "../[", Minor: 1},
 	} {
-		t.Run(name, func(t *testing.T) {
-			runWriter(t, 2, nil, func(s *writerFixture) {
-				s.setDevices([]device.Device{one, row.device})
-				s.wantDevices("GPU-0")
-				if err := s.state.Err; err == nil || !strings.Contains(err.Error(), row.want) {
-					t.Errorf("error: got %v, want %q", err, row.want)
-				}
-				s.advance(2 * time.Minute)
-				if n := s.countLogLines(""); n != 1 {
-					t.Errorf("got %d log lines, want 1:\n%s", n, s.log.String())
-				}
-			})
+		runWriter(t, 2, nil, func(s *writerFixture) {
+			s.setDevices([]device.Device{one, invalid})
+			s.advance(2 * time.Minute)
+			s.wantDevices("GPU-0")
+			s.wantError(want)
 		})
 	}
-}
-
-func TestUnknownDriverVersion(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		unknown := makeGPUs(1)
 		unknown[0].InfoLabels = nil
 		s.setDevices(unknown)
 		s.wantDevices()
-		if err := s.state.Err; err == nil || !strings.Contains(err.Error(), "version unknown") {
-			t.Errorf("error: got %v, want an unknown version", err)
-		}
+		s.wantError("version unknown")
 		s.setDevices(makeGPUs(1))
 		s.wantDevices("GPU-0")
 	})
@@ -282,30 +245,19 @@ func TestUnknownDriverVersion(t *testing.T) {
 
 // TestClasses checks that a class has a spec only if the node has such devices.
 func TestClasses(t *testing.T) {
-	all := func(o *cdi.Options) {
-		o.GDRCopy, o.GDS, o.MOFED, o.IMEXChannels = true, true, true, []int{0, 3}
-	}
+	all := func(o *cdi.Options) { o.GDRCopy, o.GDS, o.MOFED, o.IMEXChannels = true, true, true, []int{0, 3} }
 	runWriter(t, 1, all, func(s *writerFixture) {
 		s.setDevices(makeGPUs(1))
 		s.must(s.state.Err)
 		wantSet(t, "classes", s.state.Classes, "gpu", "imex-channel")
-		for _, node := range []string{
-			"gdrdrv", "nvidia-fs0", "nvidia-fs1", "infiniband/uverbs0",
-			"infiniband/rdma_cm",
-		} {
-			s.makeNode("dev/" + node)
-		}
+		s.makeNodes("dev/gdrdrv", "dev/nvidia-fs0", "dev/nvidia-fs1", "dev/infiniband/uverbs0", "dev/infiniband/rdma_cm")
 		s.touch("etc/cufile.json")
 		s.advance(rebuildInterval)
 		s.must(s.state.Err)
-		wantSet(t, "files", s.specNames(), "k8s.device-plugin.nvidia.com-gpu.json",
-			"k8s.device-plugin.nvidia.com-imex-channel.json",
-			"k8s.device-plugin.nvidia.com-gdrcopy.json", "k8s.device-plugin.nvidia.com-gds.json",
-			"k8s.device-plugin.nvidia.com-mofed.json")
-		wantSet(t, "devices", s.cdiCache().ListDevices(),
-			"k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/imex-channel=0",
-			"k8s.device-plugin.nvidia.com/imex-channel=3", "k8s.device-plugin.nvidia.com/gdrcopy=all",
-			"k8s.device-plugin.nvidia.com/gds=all", "k8s.device-plugin.nvidia.com/mofed=all")
+		s.wantFiles("all classes", "gpu", "imex-channel", "gdrcopy", "gds", "mofed")
+		const kind = "k8s.device-plugin.nvidia.com/"
+		wantSet(t, "devices", s.cdiCache().ListDevices(), kind+"gpu=GPU-0", kind+"imex-channel=0", kind+"imex-channel=3",
+			kind+"gdrcopy=all", kind+"gds=all", kind+"mofed=all")
 		for class, want := range map[string]string{
 			"imex-channel": `{"path":"/dev/nvidia-caps-imex-channels/channel3",` +
 				`"hostPath":"/host/dev/nvidia-caps-imex-channels/channel3"}`,
@@ -325,7 +277,7 @@ func TestClasses(t *testing.T) {
 
 func TestFindIMEXChannels(t *testing.T) {
 	s := newFixture(t, 0, nil)
-	s.makeNode("dev/nvidia-caps-imex-channels/channel0")
+	s.makeNodes("dev/nvidia-caps-imex-channels/channel0")
 	s.touch("dev/nvidia-caps-imex-channels/channel2")
 	present, missing := cdi.FindIMEXChannels(s.driverRoot, []int{0, 1, 2})
 	if !slices.Equal(present, []int{0}) || !slices.Equal(missing, []int{1, 2}) {

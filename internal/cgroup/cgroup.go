@@ -2,10 +2,34 @@ package cgroup
 
 import (
 	"bytes"
+	"io"
 	"iter"
+	"os"
 	"regexp"
 	"slices"
 )
+
+// maxCgroupBytes is the maximum size read of a /proc/<pid>/cgroup. With cgroup
+// v1, the file has a path per controller.
+const maxCgroupBytes = 16 << 10
+
+// readLines returns the first maxCgroupBytes of a file, without a truncated
+// line; nothing after an error.
+func readLines(path string) []byte {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close() //nolint:errcheck // read only
+	lines, err := io.ReadAll(io.LimitReader(f, maxCgroupBytes))
+	if err != nil {
+		return nil
+	}
+	if len(lines) == maxCgroupBytes {
+		lines = lines[:bytes.LastIndexByte(lines, '\n')+1]
+	}
+	return lines
+}
 
 // containerRef identifies a container of a pod in the path of a cgroup.
 type containerRef struct {

@@ -8,22 +8,19 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/retry"
+	"github.com/podgauge/podgauge/internal/allocation"
 )
 
-// maxListInterval is the maximum interval between searches for one container
-// without a name. The first interval is recheckInterval.
-const maxListInterval = time.Minute
+// listInterval is the minimum time between two listings for containers without
+// a name.
+const listInterval = time.Second
 
 // cachedContainer is a container with its owner, as far as resolved.
 type cachedContainer struct {
 	containerRef
-	owner    device.Owner // without Container: only the pod is known; zero: unknown
-	resolved bool         // owner is complete and final
-	retryAt  time.Time    // the earliest time for a new search
-	backoff  retry.Backoff
-	lastUsed uint64 // collection
+	owner    allocation.Owner // without Container: only the pod is known; zero: unknown
+	resolved bool             // owner is complete and final
+	lastUsed uint64           // collection
 }
 
 // containerNames resolves containers to names from the folders of the kubelet's
@@ -33,24 +30,19 @@ type containerNames struct {
 	listedAt   time.Time
 }
 
-// refresh lists the folders, at most once in recheckInterval.
-func (n *containerNames) refresh(now time.Time) {
-	if now.Sub(n.listedAt) < recheckInterval {
-		return
-	}
-	n.listedAt = now
-	n.logs.refresh()
-	n.pods.refresh()
-}
-
-// search looks for a container in the newest listing. The name of the link to a
+// search looks for a container in a listing. The name of the link to a
 // container's log has the container's id and all names. Without the link (made
 // after the start, missing with some log drivers, id truncated by long names),
 // the pod's folder has namespace and pod, and the container if alone.
 func (n *containerNames) search(c *cachedContainer) {
+	if time.Since(n.listedAt) >= listInterval {
+		n.listedAt = time.Now()
+		n.logs.refresh()
+		n.pods.refresh()
+	}
 	for _, entry := range n.logs.entries {
 		if p := splitName(entry.Name(), "-"+c.id+".log", 3); p != nil {
-			c.owner, c.resolved = device.Owner{Namespace: p[1], Pod: p[0], Container: p[2]}, true
+			c.owner, c.resolved = allocation.Owner{Namespace: p[1], Pod: p[0], Container: p[2]}, true
 			return
 		}
 	}
@@ -59,7 +51,7 @@ func (n *containerNames) search(c *cachedContainer) {
 			// The kubelet makes a container's folder before the container: a
 			// single folder belongs to the running container.
 			sole := soleDir(filepath.Join(n.pods.dir, entry.Name()))
-			c.owner, c.resolved = device.Owner{Namespace: p[0], Pod: p[1], Container: sole}, sole != ""
+			c.owner, c.resolved = allocation.Owner{Namespace: p[0], Pod: p[1], Container: sole}, sole != ""
 			return
 		}
 	}

@@ -1,17 +1,15 @@
-package cgroup
+package cgroup_test
 
 import (
-	"bytes"
 	"io"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/allocation"
+	"github.com/podgauge/podgauge/internal/cgroup"
 )
 
 // Identities of the test pods.
@@ -24,12 +22,15 @@ const (
 	idC         = "93529524695bb00d91c1f6dba692ea8d3550c3b94fb2463af7bc9ec82f992d26"
 	selfPID     = 77
 	cgroupFileA = "0::/kubepods/burstable/pod" + uid + "/" + idA + "\n"
+	cgroupFileB = "0::/kubepods/burstable/pod" + uid2 + "/" + idB + "\n"
+	nodePIDs    = "pid:[4026531836]" // the initial pid namespace
 )
 
 var (
-	train = device.Owner{Namespace: "ml", Pod: "train-0", Container: "main"}
-	side  = device.Owner{Namespace: "ml", Pod: "train-0", Container: "side"}
-	infer = device.Owner{Namespace: "web", Pod: "infer", Container: "main"}
+	noOwner allocation.Owner
+	train   = allocation.Owner{Namespace: "ml", Pod: "train-0", Container: "main"}
+	side    = allocation.Owner{Namespace: "ml", Pod: "train-0", Container: "side"}
+	infer   = allocation.Owner{Namespace: "web", Pod: "infer", Container: "main"}
 )
 
 // procFixture has the directories of a node.
@@ -41,11 +42,10 @@ type procFixture struct {
 func newProcFixture(t testing.TB) *procFixture {
 	dir := t.TempDir()
 	s := &procFixture{t: t, proc: dir + "/proc", pods: dir + "/pods", logs: dir + "/containers"}
-	for _, d := range []string{s.proc + "/self", s.pods, s.logs} {
-		s.must(os.MkdirAll(d, 0o755))
+	for _, d := range []string{s.proc, s.pods, s.logs} {
+		s.must(os.Mkdir(d, 0o755))
 	}
-	s.must(os.Mkdir(s.proc+"/self/ns", 0o755))
-	s.must(os.Symlink(initPIDNamespace, s.proc+"/self/ns/pid"))
+	s.setSelf(selfPID, nodePIDs, "")
 	return s
 }
 
@@ -56,45 +56,36 @@ func (s *procFixture) must(err error) {
 	}
 }
 
-// newLocator returns a Locator of the directories.
-func (s *procFixture) newLocator() *Locator {
-	return New(Options{Proc: s.proc, Pods: s.pods, Logs: s.logs, Log: discardLog})
+// setSelf sets the process and pid namespace of the Locator.
+func (s *procFixture) setSelf(pid int, pids, cgroup string) {
+	s.t.Helper()
+	s.must(os.RemoveAll(s.proc + "/self"))
+	s.addProcess(uint32(pid), cgroup)
+	dir := filepath.Join(s.proc, strconv.Itoa(pid), "ns")
+	s.must(os.RemoveAll(dir))
+	s.must(os.Mkdir(dir, 0o755))
+	s.must(os.Symlink(pids, dir+"/pid"))
+	s.must(os.Symlink(strconv.Itoa(pid), s.proc+"/self"))
 }
 
-var discardLog = slog.New(slog.NewTextHandler(io.Discard, nil))
+func (s *procFixture) options() cgroup.Options {
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	return cgroup.Options{Proc: s.proc, Pods: s.pods, Logs: s.logs, Log: log}
+}
+
+func (s *procFixture) newLocator() *cgroup.Locator { return cgroup.New(s.options()) }
 
 // addProcess adds a process or changes its cgroup.
-func (s *procFixture) addProcess(pid uint32, cgroup string) {
+func (s *procFixture) addProcess(pid uint32, file string) {
 	s.t.Helper()
 	dir := filepath.Join(s.proc, strconv.Itoa(int(pid)))
 	s.must(os.MkdirAll(dir, 0o755))
-	s.must(os.WriteFile(dir+"/comm", []byte("python\n"), 0o644))
-	s.must(os.WriteFile(dir+"/cgroup", []byte(cgroup), 0o644))
-}
-
-// addLiveProcess adds a process with the comm file of a real process. The
-// function end ends the process.
-func (s *procFixture) addLiveProcess(pid uint32, cgroup string) (end func()) {
-	s.t.Helper()
-	cat := exec.Command("cat")
-	in, err := cat.StdinPipe() // ends cat at the end of the test, if not earlier
-	s.must(err)
-	s.must(cat.Start())
-	end = func() {
-		_ = in.Close()
-		_ = cat.Wait()
-	}
-	s.t.Cleanup(end)
-	s.addProcess(pid, cgroup)
-	comm := filepath.Join(s.proc, strconv.Itoa(int(pid)), "comm")
-	s.must(os.Remove(comm))
-	s.must(os.Symlink("/proc/"+strconv.Itoa(cat.Process.Pid)+"/comm", comm))
-	return end
+	s.must(os.WriteFile(dir+"/cgroup", []byte(file), 0o644))
 }
 
 // addLogLink adds the kubelet's link of a container, without the target, as in
 // a container with a mount of the links only.
-func (s *procFixture) addLogLink(o device.Owner, id string) {
+func (s *procFixture) addLogLink(o allocation.Owner, id string) {
 	s.t.Helper()
 	name := o.Pod + "_" + o.Namespace + "_" + o.Container + "-" + id
 	name = name[:min(len(name), 251)] + ".log" // pkg/kubelet/kuberuntime/legacy.go
@@ -102,7 +93,7 @@ func (s *procFixture) addLogLink(o device.Owner, id string) {
 }
 
 // addPodDirs adds the kubelet's folders of a pod's containers.
-func (s *procFixture) addPodDirs(o device.Owner, uid string, containers ...string) {
+func (s *procFixture) addPodDirs(o allocation.Owner, uid string, containers ...string) {
 	s.t.Helper()
 	dir := filepath.Join(s.pods, o.Namespace+"_"+o.Pod+"_"+uid)
 	s.must(os.MkdirAll(dir, 0o755))
@@ -112,16 +103,10 @@ func (s *procFixture) addPodDirs(o device.Owner, uid string, containers ...strin
 }
 
 // wantOwner checks the owner of a process. The zero Owner means none.
-func (s *procFixture) wantOwner(l *Locator, pid uint32, want device.Owner, candidates ...device.Owner) {
+func (s *procFixture) wantOwner(l *cgroup.Locator, pid uint32, want allocation.Owner, candidates ...allocation.Owner) {
 	s.t.Helper()
 	got, ok := l.Owner(pid, candidates)
-	if got != want || ok != (want != device.Owner{}) {
+	if got != want || ok != (want != allocation.Owner{}) {
 		s.t.Errorf("owner of process %d: got %v, %v, want %v", pid, got, ok, want)
 	}
 }
-
-// lineCount returns the number of log lines.
-func lineCount(b *bytes.Buffer) int { return strings.Count(b.String(), "\n") }
-
-// cgroupFile returns the cgroup v2 file of a container.
-func cgroupFile(uid, id string) string { return "0::/kubepods/burstable/pod" + uid + "/" + id + "\n" }

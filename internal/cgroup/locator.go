@@ -8,23 +8,17 @@ package cgroup
 
 import (
 	"cmp"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
-	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/retry"
+	"github.com/podgauge/podgauge/internal/allocation"
 )
 
-const (
-	// recheckInterval is the minimum time between two reads for an unresolved
-	// process or container.
-	recheckInterval = time.Second
-	// maxIdleCollections is the number of collections after which an unused
-	// process is dropped: a GPU may miss a collection.
-	maxIdleCollections = 3
-)
+// maxIdleCollections is the number of collections after which an unused
+// container is dropped: a GPU may miss a collection.
+const maxIdleCollections = 3
 
 // Options configure a Locator. Every folder may be missing.
 type Options struct {
@@ -37,26 +31,25 @@ type Options struct {
 	// Logs has a link <pod>_<namespace>_<container>-<id>.log per container.
 	// Default: "/var/log/containers".
 	Logs string
-	// ResolveOwner is the first source of names, called in each collection
+	// ResolveOwner is the first source of names, called once per collection
 	// until successful; may be nil. uid is from the cgroup: for a static pod
 	// not the UID of the mirror pod, so implementations prefer the container's
 	// id, 64 hexadecimal digits.
-	ResolveOwner func(uid, containerID string) (device.Owner, bool)
+	ResolveOwner func(uid, containerID string) (allocation.Owner, bool)
 	// Log must not be nil.
 	Log *slog.Logger
 }
 
-// Locator finds containers of processes and caches the results. At most one
-// goroutine may use a Locator at a time.
+// Locator finds containers of processes, and caches the names of containers. At
+// most one goroutine may use a Locator at a time.
 type Locator struct {
 	options Options
 	names   containerNames
 	visible bool
 
-	collection uint64 // counts calls of Sweep
-	processes  map[uint32]*cachedProcess
+	collection uint64                    // counts calls of Sweep
+	processes  map[uint32][]containerRef // of this collection
 	containers map[containerRef]*cachedContainer
-	buffer     [1]byte // for isAlive
 }
 
 // New returns a Locator. The visibility of the node's processes is checked
@@ -69,7 +62,7 @@ func New(o Options) *Locator {
 			logs: dirListing{dir: cmp.Or(o.Logs, "/var/log/containers"), log: o.Log},
 			pods: dirListing{dir: cmp.Or(o.Pods, "/var/log/pods"), log: o.Log},
 		},
-		processes:  map[uint32]*cachedProcess{},
+		processes:  map[uint32][]containerRef{},
 		containers: map[containerRef]*cachedContainer{},
 	}
 	if l.visible = inNodePIDNamespace(o.Proc); !l.visible {
@@ -86,49 +79,34 @@ func (l *Locator) Visible() bool { return l.visible }
 // Owner returns which of a device's owners a process runs in; false if in none
 // or unknown. An error on the way from process to name may leave usage
 // unattributed, but never attributes usage to the wrong pod.
-func (l *Locator) Owner(pid uint32, candidates []device.Owner) (device.Owner, bool) {
+//
+// Of nested containers, the outermost of a known pod decides, even if no
+// candidate: its workload chooses the names of inner cgroups. Outside of it may
+// be a pod of another cluster, whose container is this node.
+func (l *Locator) Owner(pid uint32, candidates []allocation.Owner) (allocation.Owner, bool) {
 	if !l.visible || len(candidates) == 0 {
-		return device.Owner{}, false
+		return allocation.Owner{}, false
 	}
-	p := l.processFor(pid)
-	if p == nil {
-		return device.Owner{}, false
-	}
-	owner, ok := l.matchOwner(p, candidates)
-	// The driver may list a process before the runtime moves it to the
-	// container's cgroup.
-	if !ok && time.Since(p.readAt) >= recheckInterval && l.readCgroup(p) {
-		owner, ok = l.matchOwner(p, candidates)
-	}
-	return owner, ok
-}
-
-// matchOwner returns the candidate that a process runs in. Of nested
-// containers, the outermost of a known pod decides, even if no candidate: its
-// workload chooses the names of inner cgroups. Outside of it may be a pod of
-// another cluster, whose container is this node.
-func (l *Locator) matchOwner(p *cachedProcess, candidates []device.Owner) (device.Owner, bool) {
-	for _, c := range p.containers {
-		c.lastUsed = l.collection
-		switch l.resolveContainer(c); {
+	for _, ref := range l.containersOf(pid) {
+		switch c := l.containerFor(ref); {
 		case c.resolved && slices.Contains(candidates, c.owner):
 			return c.owner, true
 		case c.resolved:
-			return device.Owner{}, false
+			return allocation.Owner{}, false
 		case c.owner.Pod != "":
 			return soleOwner(c.owner, candidates)
 		}
 	}
-	return device.Owner{}, false
+	return allocation.Owner{}, false
 }
 
 // soleOwner returns the candidate of a pod, if there is exactly one.
-func soleOwner(pod device.Owner, candidates []device.Owner) (sole device.Owner, ok bool) {
+func soleOwner(pod allocation.Owner, candidates []allocation.Owner) (sole allocation.Owner, ok bool) {
 	for _, c := range candidates {
 		switch {
 		case c.Namespace != pod.Namespace || c.Pod != pod.Pod || c == sole:
 		case ok:
-			return device.Owner{}, false
+			return allocation.Owner{}, false
 		default:
 			sole, ok = c, true
 		}
@@ -136,46 +114,45 @@ func soleOwner(pod device.Owner, candidates []device.Owner) (sole device.Owner, 
 	return sole, ok
 }
 
-func (l *Locator) containerFor(ref containerRef) *cachedContainer {
-	c := l.containers[ref]
-	if c == nil {
-		c = &cachedContainer{containerRef: ref, backoff: retry.Backoff{Min: recheckInterval, Max: maxListInterval}}
-		l.containers[ref] = c
+// containersOf returns the containers around a process, read once per
+// collection: a process may use several devices.
+func (l *Locator) containersOf(pid uint32) []containerRef {
+	refs, known := l.processes[pid]
+	if !known {
+		refs = containerRefs(readLines(fmt.Sprintf("%s/%d/cgroup", l.options.Proc, pid)))
+		l.processes[pid] = refs
 	}
-	c.lastUsed = l.collection
-	return c
+	return refs
 }
 
-// resolveContainer resolves a container's name, from Options.ResolveOwner or a
-// listing.
-func (l *Locator) resolveContainer(c *cachedContainer) {
-	if c.resolved {
-		return
+// containerFor returns a container, with its owner from Options.ResolveOwner or
+// a listing as far as known. A container without a name is searched once per
+// collection, for all its processes.
+func (l *Locator) containerFor(ref containerRef) *cachedContainer {
+	c, known := l.containers[ref]
+	if !known {
+		c = &cachedContainer{containerRef: ref}
+		l.containers[ref] = c
+	}
+	isSearched := known && c.lastUsed == l.collection
+	c.lastUsed = l.collection
+	if c.resolved || isSearched {
+		return c
 	}
 	if l.options.ResolveOwner != nil {
 		if owner, ok := l.options.ResolveOwner(c.uid, c.id); ok {
 			c.owner, c.resolved = owner, true
-			return
+			return c
 		}
 	}
-	now := time.Now()
-	if now.Before(c.retryAt) {
-		return
-	}
-	l.names.refresh(now)
-	if l.names.search(c); !c.resolved {
-		c.retryAt = l.names.listedAt.Add(c.backoff.Next())
-	}
+	l.names.search(c)
+	return c
 }
 
-// Sweep ends a collection and drops unused processes and containers.
+// Sweep ends a collection, and drops its processes and unused containers.
 func (l *Locator) Sweep() {
 	l.collection++
-	for _, p := range l.processes {
-		if l.collection-p.lastUsed > maxIdleCollections {
-			l.evict(p)
-		}
-	}
+	clear(l.processes)
 	maps.DeleteFunc(l.containers, func(_ containerRef, c *cachedContainer) bool {
 		return l.collection-c.lastUsed > maxIdleCollections
 	})

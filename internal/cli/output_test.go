@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // TestWatch checks that a page overwrites the previous page, also after an error.
@@ -23,9 +25,7 @@ func TestWatch(t *testing.T) {
 		return "page\n", nil
 	}
 	screen := &screenRecorder{stop: cancel, after: 3}
-	if err := watchScreen(ctx, screen, time.Millisecond, render); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, watchScreen(ctx, screen, time.Millisecond, render))
 	page := cursorHome + "page" + eraseLineRight + "\n" + eraseBelow
 	failed := cursorHome + "partial" + eraseLineRight + "\n502 \uFFFD[2J" + eraseLineRight + "\n" + eraseBelow
 	if got := screen.text.String(); got != clearScreen+page+failed+page {
@@ -69,9 +69,7 @@ func TestFlags(t *testing.T) {
 		var o Output
 		f := pflag.NewFlagSet("", pflag.ContinueOnError)
 		o.AddFlags(f)
-		if err := f.Parse(strings.Fields(args)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, f.Parse(strings.Fields(args)))
 		if err := o.Check(); (err == nil) != valid {
 			t.Errorf("%q: got error %v", args, err)
 		}

@@ -1,13 +1,18 @@
 package config
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
 	"go.uber.org/goleak"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -18,71 +23,48 @@ func newTestBuilder(t testing.TB, env map[string]string, args ...string) *Builde
 	b := NewBuilder(func(name string) (string, bool) { v, ok := env[name]; return v, ok })
 	f := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
 	b.AddFlags(f)
-	if err := f.Parse(args); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.Parse(args))
 	return b
 }
 
-// writeTemp writes a file, and returns its path.
-func writeTemp(t testing.TB, name, text string) string {
+// writeFiles creates a folder of files. Names and texts alternate.
+func writeFiles(t testing.TB, files ...string) (dir string) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// mustLoad loads a file without flags and variables.
-func mustLoad(t testing.TB, text string) Loaded {
-	t.Helper()
-	l, err := newTestBuilder(t, nil).LoadFrom(FileLocation{File: writeTemp(t, "config.yaml", text)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
-// loadError returns the error of a rejected file, without the file's folder.
-func loadError(t testing.TB, env map[string]string, s FileLocation, dir string) string {
-	t.Helper()
-	l, err := newTestBuilder(t, env).LoadFrom(s)
-	if err == nil {
-		t.Errorf("got %+v, want an error", l.Settings)
-		return ""
-	}
-	return strings.ReplaceAll(err.Error(), dir+"/", "")
-}
-
-// newConfigMap creates a mounted ConfigMap as the kubelet does. Names and texts
-// of the files alternate.
-func newConfigMap(t testing.TB, files ...string) string {
-	t.Helper()
-	dir := t.TempDir()
-	updateConfigMap(t, dir, files...)
+	dir = t.TempDir()
 	for i := 0; i < len(files); i += 2 {
-		if err := os.Symlink("..data/"+files[i], filepath.Join(dir, files[i])); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, files[i]), []byte(files[i+1]), 0o644))
 	}
 	return dir
 }
 
-// updateConfigMap replaces the files of a ConfigMap in one rename.
-func updateConfigMap(t testing.TB, dir string, files ...string) {
+// loadFile loads a file without flags and variables. The error, or "accepted", lacks the folder.
+func loadFile(t testing.TB, text string) (l Loaded, errText string) {
 	t.Helper()
-	data, err := os.MkdirTemp(dir, "..2026_")
-	if err != nil {
-		t.Fatal(err)
+	dir := writeFiles(t, "config.yaml", text)
+	l, err := newTestBuilder(t, nil).LoadFrom(FileLocation{File: filepath.Join(dir, "config.yaml")})
+	if err == nil {
+		return l, "accepted"
 	}
-	for i := 0; i < len(files); i += 2 {
-		os.WriteFile(filepath.Join(data, files[i]), []byte(files[i+1]), 0o644)
+	return l, strings.ReplaceAll(err.Error(), dir+"/", "")
+}
+
+func mustLoad(t testing.TB, text string) Loaded {
+	t.Helper()
+	l, errText := loadFile(t, text)
+	if errText != "accepted" {
+		t.Fatal(errText)
 	}
-	if err := os.Symlink(filepath.Base(data), filepath.Join(dir, "..tmp")); err != nil {
-		t.Fatal(err)
+	return l
+}
+
+// describe returns the notices, unknown keys and settings of a file, a line each, without its folder.
+func describe(l Loaded) string {
+	lines := slices.Clone(l.Notices)
+	for _, key := range l.UnknownKeys {
+		lines = append(lines, key.String())
 	}
-	if err := os.Rename(filepath.Join(dir, "..tmp"), filepath.Join(dir, "..data")); err != nil {
-		t.Fatal(err)
+	for _, s := range l.Summary() {
+		lines = append(lines, fmt.Sprintf("%s: %s (%s)", s.Name, s.Value, s.Origin))
 	}
+	return regexp.MustCompile(`[^ (\n]*/([\w.-]+:\d)`).ReplaceAllString(strings.Join(lines, "\n"), "$1")
 }

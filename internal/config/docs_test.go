@@ -1,57 +1,35 @@
 package config
 
 import (
-	"bytes"
-	"cmp"
 	"encoding/json"
 	"flag"
-	"maps"
-	"os"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/helpers/docs"
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
-var update = flag.Bool("update", false, "write the generated part of docs/reference/config.md, and the chart's "+
-	"schema of a config")
+var update = flag.Bool("update", false, "write the generated part of docs/reference/config.md, the chart's schema, and testdata")
 
 // TestDocs checks that the page lists all keys.
 func TestDocs(t *testing.T) {
-	const file = "../../docs/reference/config.md"
-	page, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	between := regexp.MustCompile(`(?s)(<!-- settings -->\n).*(<!-- /settings -->)`)
-	want := between.ReplaceAllLiteral(page, []byte("<!-- settings -->\n"+settingsTable()+"<!-- /settings -->"))
-	if *update {
-		if err := os.WriteFile(file, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if !bytes.Equal(page, want) {
-		t.Errorf("the table of %s is out of date; run make golden", file)
-	}
+	docs.CheckTables(t, *update, "../../docs/reference/config.md", map[string]string{"settings": settingsTable()})
 }
 
 // TestDocsExamples checks that the page's examples are valid configs.
 func TestDocsExamples(t *testing.T) {
-	page, err := os.ReadFile("../../docs/reference/config.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(page, -1)
+	page := testfile.Read(t, "../../docs/reference/config.md")
+	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page, -1)
 	if len(examples) < 3 {
 		t.Fatalf("got %d examples, want at least 3", len(examples))
 	}
 	for _, e := range examples {
-		l, err := newTestBuilder(t, nil).LoadFrom(FileLocation{File: writeTemp(t, "example.yaml", string(e[1]))})
-		if err != nil || len(l.UnknownKeys) > 0 {
-			t.Errorf("got error %v, unknown keys %v in\n%s", err, l.UnknownKeys, e[1])
+		if l := mustLoad(t, e[1]); len(l.UnknownKeys) > 0 {
+			t.Errorf("got unknown keys %v in\n%s", l.UnknownKeys, e[1])
 		}
 	}
 }
@@ -60,23 +38,16 @@ func settingsTable() string {
 	var table strings.Builder
 	table.WriteString("|key|flag|\n|---|---|\n")
 	for _, s := range testSettings() {
-		flags := codeList("--", append([]string{s.flag}, s.aliases...)...)
-		if s.path != "" {
-			table.WriteString("|`" + s.path + "`|" + cmp.Or(flags, s.help) + "|\n")
+		if s.path == "" {
+			continue
 		}
+		meaning := s.help
+		if s.flag != "" {
+			meaning = "`--" + strings.Join(append([]string{s.flag}, s.aliases...), "` `--") + "`"
+		}
+		table.WriteString("|`" + s.path + "`|" + meaning + "|\n")
 	}
 	return table.String()
-}
-
-// codeList formats words as code, without empty words.
-func codeList(mark string, words ...string) string {
-	var quoted []string
-	for _, w := range words {
-		if w != "" {
-			quoted = append(quoted, "`"+mark+w+"`")
-		}
-	}
-	return strings.Join(quoted, " ")
 }
 
 // jsonSchema is the part of JSON Schema that the chart's templates use to check
@@ -123,9 +94,8 @@ var selectorPattern = strings.Join([]string{
 	deviceUUID.String(), pciAddress.String(), `^` + modelPrefix + `(?s:.+)$`,
 }, "|")
 
-// configSchema returns the schema of a config. TestChartSchema compares the
-// parts that are written here with the parser, and TestVerdicts of
-// test/e2e/chart compares all of it.
+// configSchema returns the schema of a config. TestVerdicts of test/e2e/chart
+// compares it with the parser.
 func configSchema() *jsonSchema {
 	word, boolean := &jsonSchema{Type: []string{"string"}}, &jsonSchema{Type: []string{"boolean"}}
 	name := &jsonSchema{Type: []string{"string"}, Format: "resource-name"}
@@ -136,15 +106,12 @@ func configSchema() *jsonSchema {
 		Pattern: `^(all|[+]?0*[1-9][0-9]*)$`, Description: "all, a count, or a list of devices",
 	}
 	resources := arraySchema(objectSchema(map[string]*jsonSchema{
-		"name": name, "rename": name, "devices": selection, "replicas": {
-			Type: []string{"integer"}, Minimum: 2,
-			Maximum: maxReplicas,
-		},
+		"name": name, "rename": name, "devices": selection,
+		"replicas": {Type: []string{"integer"}, Minimum: 2, Maximum: maxReplicas},
 	}, "name", "replicas"))
 	resources.MinItems = 1
 	shared := objectSchema(map[string]*jsonSchema{
-		"renameByDefault": boolean, "failRequestsGreaterThanOne": boolean,
-		"resources": resources,
+		"renameByDefault": boolean, "failRequestsGreaterThanOne": boolean, "resources": resources,
 	}, "resources")
 	patterns := arraySchema(objectSchema(map[string]*jsonSchema{"pattern": word, "name": name}, "pattern", "name"))
 	subschemas := map[string]*jsonSchema{
@@ -176,10 +143,7 @@ func configSchema() *jsonSchema {
 			if item == nil {
 				item = &jsonSchema{Type: []string{"string"}, Enum: s.allowed}
 			}
-			subschemas[s.path] = &jsonSchema{
-				Type: []string{"array", "string"}, Items: item,
-				MinItems: min(len(s.allowed), 1),
-			}
+			subschemas[s.path] = &jsonSchema{Type: []string{"array", "string"}, Items: item, MinItems: min(len(s.allowed), 1)}
 		case s.flag == "expected-gpus":
 			subschemas[s.path] = &jsonSchema{Type: []string{"integer"}, Maximum: maxNumber}
 		default:
@@ -199,41 +163,9 @@ func configSchema() *jsonSchema {
 	return root
 }
 
-// TestChartSchema checks that the chart accepts the same keys as the parser.
+// TestChartSchema checks that the chart has the schema.
 func TestChartSchema(t *testing.T) {
-	const file = "../../deploy/helm/podgauge/files/config.schema.json"
 	text, err := json.MarshalIndent(configSchema(), "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	text = append(text, '\n')
-	if *update {
-		if err := os.WriteFile(file, text, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, text) {
-		t.Errorf("%s differs from the parser's schema (%v); run make golden", file, err)
-	}
-	for _, c := range []struct{ path, file string }{
-		{"sharing.timeSlicing", "sharing: {timeSlicing: {x: 1, resources: [{name: gpu, replicas: 2}]}}"},
-		{"sharing.mps.resources.", "flags: {mpsRoot: /m}\nsharing: {mps: {resources: [{name: gpu, replicas: 2, x: " +
-			"1}]}}"},
-		{"resources.gpus.", "resources: {gpus: [{name: gpu, pattern: a, x: 1}]}"},
-	} {
-		at := configSchema()
-		for key := range strings.SplitSeq(c.path, ".") {
-			if at.Items != nil {
-				at = at.Items
-			}
-			if key != "" {
-				at = at.Properties[key]
-			}
-		}
-		l := mustLoad(t, "version: v1\n"+c.file+"\n")
-		want := "valid keys are " + strings.Join(slices.Sorted(maps.Keys(at.Properties)), ", ")
-		if len(l.UnknownKeys) != 1 || l.UnknownKeys[0].Hint != want {
-			t.Errorf("%s: got %v from the parser, want %s as in the schema", c.path, l.UnknownKeys, want)
-		}
-	}
+	require.NoError(t, err)
+	testfile.CheckGolden(t, *update, "../../deploy/helm/podgauge/files/config.schema.json", string(text)+"\n")
 }

@@ -108,8 +108,9 @@ func chooseConfig(names []string, want string) (string, error) {
 		strings.Join(names, ", "))
 }
 
-// readFile reads a regular file, up to the limit of a config and one byte. A
-// pipe is not waited for.
+// readFile reads a regular file, up to the limit of a config and one byte. The
+// open file is asked for its type: the path may change. Without O_NONBLOCK,
+// opening a pipe would wait for a writer.
 func readFile(path string) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

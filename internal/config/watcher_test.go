@@ -16,214 +16,33 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
-// testWatcher is a Watcher that the test polls.
-type testWatcher struct {
+// runningWatcher is a Watcher in a bubble.
+type runningWatcher struct {
 	*Watcher
 	t        *testing.T
 	settings pubsub.Value[Settings]
-	log      *lockedBuffer
+	reload   chan os.Signal
+
+	mu  sync.Mutex
+	log bytes.Buffer // guarded by mu
 }
 
-func newTestWatcher(t *testing.T, reload <-chan os.Signal, env map[string]string, args ...string) *testWatcher {
+// watch runs a test with a Watcher that reads the file config of a folder.
+func watch(t *testing.T, dir string, env map[string]string, test func(w *runningWatcher), args ...string) {
 	t.Helper()
-	b := newTestBuilder(t, env, args...)
-	first, err := b.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &testWatcher{t: t, log: &lockedBuffer{}}
-	w.Watcher = NewWatcher(b, first, WatcherOptions{Settings: &w.settings, Reload: reload, Log: slog.New(slog.NewTextHandler(w.log, nil))})
-	return w
-}
-
-func (w *testWatcher) pollTimes(n int) {
-	for range n {
-		w.poll(false)
-	}
-}
-
-// check checks the published MIG strategy, and the log lines since the last
-// check.
-func (w *testWatcher) check(what, mig string, logged ...string) {
-	w.t.Helper()
-	if s, _ := w.settings.Get(); s.MIGStrategy != mig {
-		w.t.Errorf("%s: got MIG strategy %s, want %s", what, s.MIGStrategy, mig)
-	}
-	got := w.log.take()
-	if len(got) != len(logged) {
-		w.t.Errorf("%s: got log %q, want %q", what, got, logged)
-		return
-	}
-	for i := range got {
-		if !strings.Contains(got[i], logged[i]) {
-			w.t.Errorf("%s: got log %q, want %q", what, got[i], logged[i])
-		}
-	}
-}
-
-// lockedBuffer is a log buffer.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer // guarded by mu
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) take() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	text := strings.TrimSuffix(l.b.String(), "\n")
-	l.b.Reset()
-	if text == "" {
-		return nil
-	}
-	return strings.Split(text, "\n")
-}
-
-func migConfig(mig string) string { return "version: v1\nflags: {migStrategy: " + mig + "}\n" }
-
-func TestWatchFollowsAConfigMap(t *testing.T) {
-	dir := newConfigMap(t, "config", migConfig("single"))
-	w := newTestWatcher(t, nil, nil, "--config-file="+filepath.Join(dir, "config"))
-	w.pollTimes(1)
-	w.check("without a change", MIGSingle)
-
-	_, changed := w.settings.Get()
-	updateConfigMap(t, dir, "config", migConfig("mixed"))
-	w.pollTimes(2)
-	<-changed
-	w.check("changed", MIGMixed, "config changed")
-
-	_, changed = w.settings.Get()
-	updateConfigMap(t, dir, "config", "# a comment\n"+migConfig("mixed"))
-	w.pollTimes(2)
-	w.check("changed comment", MIGMixed)
-
-	updateConfigMap(t, dir, "config", migConfig("mixed")+"newer: 1\n")
-	w.pollTimes(2)
-	w.check("a key of a newer version", MIGMixed, "unknown config key ignored")
-	if n := w.UnknownKeys(); n != 1 {
-		t.Errorf("got %d unknown keys, want 1", n)
-	}
-
-	updateConfigMap(t, dir, "config", migConfig("odd"))
-	w.pollTimes(3)
-	w.check("invalid", MIGMixed, "config rejected, keeping the previous settings")
-	updateConfigMap(t, dir, "config", migConfig("strange"))
-	w.pollTimes(3)
-	w.check("another invalid file", MIGMixed, `strange\": expected none`)
-	updateConfigMap(t, dir)
-	w.pollTimes(3)
-	w.check("file removed", MIGMixed, "no such file")
-	updateConfigMap(t, dir, "config", migConfig("mixed"))
-	w.pollTimes(3)
-	w.check("valid file again", MIGMixed)
-	if n := w.UnknownKeys(); n != 0 {
-		t.Errorf("got %d unknown keys, want 0", n)
-	}
-	select {
-	case <-changed:
-		t.Error("got a publication without a change")
-	default:
-	}
-}
-
-// TestWatchRejectsAnotherDriverRoot checks that a new driver root is rejected.
-// NVML remains loaded from the old root; CDI specs would differ.
-func TestWatchRejectsAnotherDriverRoot(t *testing.T) {
-	root := func(mig, root string) string {
-		return "version: v1\nflags:\n  migStrategy: " + mig + "\n  nvidiaDriverRoot: " + root + "\n"
-	}
-	dir := newConfigMap(t, "config", root("none", "/run/nvidia/driver"))
-	file := filepath.Join(dir, "config")
-	w := newTestWatcher(t, nil, nil, "--config-file="+file)
-	for _, c := range []struct{ what, text, mig, wantLog string }{
-		{
-			"moved", root("mixed", "/opt/driver"), MIGNone,
-			`changed from [\"/run/nvidia/driver\" \"/driver-root\"] to [\"/opt/driver\" \"/driver-root\"]: restart ` +
-				`podgauge`,
-		},
-		{"removed", "version: v1\n", MIGNone, `to [\"/\" \"/driver-root\"]`},
-		{
-			"container root moved", root("mixed", "/run/nvidia/driver") + "  plugin: {containerDriverRoot: /mnt}\n",
-			MIGNone, `to [\"/run/nvidia/driver\" \"/mnt\"]`,
-		},
-		{"root as before", root("mixed", "/run/nvidia/driver"), MIGMixed, "config changed"},
-	} {
-		updateConfigMap(t, dir, "config", c.text)
-		w.pollTimes(3)
-		w.check(c.what, c.mig, c.wantLog)
-		if s, _ := w.settings.Get(); s.DriverRoot != "/run/nvidia/driver" || s.DevRoot != "/run/nvidia/driver" {
-			t.Errorf("%s: got driver root %s and dev root %s, want the first ones", c.what, s.DriverRoot, s.DevRoot)
-		}
-	}
-}
-
-// TestWatchDebounces checks that a change is applied when two polls read it, or
-// at once on request. The test makes each poll.
-func TestWatchDebounces(t *testing.T) {
-	file := writeTemp(t, "config", migConfig("none"))
-	w := newTestWatcher(t, nil, nil, "--config-file="+file)
-	write := func(text string) { os.WriteFile(file, []byte(text), 0o644) }
-
-	write("version: v1\nfl") // an incomplete write
-	w.poll(false)
-	write(migConfig("mixed"))
-	w.poll(false)
-	w.check("written in place", MIGNone)
-	w.poll(false)
-	w.check("write finished", MIGMixed, "config changed")
-
-	os.Remove(file) // NVIDIA's config-manager replaces a link by removing it first
-	w.poll(false)
-	write(migConfig("single"))
-	w.poll(false)
-	w.poll(false)
-	w.check("replaced", MIGSingle, "config changed")
-
-	write("version: v1\nfl") // temporarily
-	w.poll(false)
-	write(migConfig("single"))
-	w.poll(false)
-	w.poll(false)
-	w.check("valid file again", MIGSingle)
-
-	write(migConfig("none"))
-	w.poll(true)
-	w.check("reload", MIGNone, "config changed")
-	w.poll(true)
-	w.check("reload without a change", MIGNone)
-
-	write("flags: odd\n")
-	w.poll(true)
-	w.poll(false)
-	w.poll(true)
-	w.check("two reloads of an invalid file", MIGNone, "rejected", "rejected")
-}
-
-// TestWatchRun checks that Run follows the file, and that a reload signal reads
-// the file at once.
-func TestWatchRun(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		file, reload := writeTemp(t, "config", migConfig("none")), make(chan os.Signal)
-		w := newTestWatcher(t, reload, nil, "--config-file="+file)
+		b := newTestBuilder(t, env, append(args, "--config-file="+filepath.Join(dir, "config"))...)
+		first, err := b.Load()
+		require.NoError(t, err)
+		w := &runningWatcher{t: t, reload: make(chan os.Signal)}
+		w.Watcher = NewWatcher(b, first, WatcherOptions{Settings: &w.settings, Reload: w.reload, Log: slog.New(slog.NewTextHandler(w, nil))})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- w.Run(ctx) }() // ends with stop
-		os.WriteFile(file, []byte(migConfig("mixed")), 0o644)
-		reload <- syscall.SIGHUP
-		synctest.Wait()
-		w.check("reload", MIGMixed, "config changed")
-		os.WriteFile(file, []byte(migConfig("single")), 0o644)
-		time.Sleep(3 * time.Second)
-		synctest.Wait()
-		w.check("poll", MIGSingle, "config changed")
+		test(w)
 		stop()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -231,75 +50,198 @@ func TestWatchRun(t *testing.T) {
 	})
 }
 
-// TestWatchFollowsALabel checks that the watcher follows the label in a file.
-func TestWatchFollowsALabel(t *testing.T) {
-	dir := writeDir(t, "default", migConfig("none"), "a", migConfig("single"), "b", migConfig("mixed"))
-	file := writeTemp(t, "config", "version: v1\nconfigs: {default: {}, a: {flags: {migStrategy: single}}, b: "+
-		"{flags: {migStrategy: mixed}}}")
-	for _, configs := range []string{dir, file} {
-		label := filepath.Join(t.TempDir(), "label")
-		w := newTestWatcher(t, nil, map[string]string{"CONFIG_FILE": configs, "CONFIG_NAME_FILE": label})
-		w.check("no label yet", MIGNone)
-		for _, c := range []struct{ label, mig, logged string }{
-			{"a\n", MIGSingle, "config=a"},
-			{"b", MIGMixed, "config=b"},
-			{"c", MIGMixed, "valid names are a, b, default"}, // an unknown name is skipped
-			{"", MIGNone, "config=default"},
+// Write implements io.Writer for the log.
+func (w *runningWatcher) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.log.Write(b)
+}
+
+// polls waits until the watcher has read the file n times.
+func (w *runningWatcher) polls(n int) {
+	time.Sleep(time.Duration(n) * time.Second)
+	synctest.Wait()
+}
+
+// check checks the published MIG strategy, and the log lines since the last check.
+func (w *runningWatcher) check(what, mig string, logged ...string) {
+	w.t.Helper()
+	if s, _ := w.settings.Get(); s.MIGStrategy != mig {
+		w.t.Errorf("%s: got MIG strategy %s, want %s", what, s.MIGStrategy, mig)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	lines := strings.FieldsFunc(w.log.String(), func(r rune) bool { return r == '\n' })
+	ok := len(lines) == len(logged)
+	for i := 0; ok && i < len(lines); i++ {
+		ok = strings.Contains(lines[i], logged[i])
+	}
+	if !ok {
+		w.t.Errorf("%s: got log %q, want %q", what, lines, logged)
+	}
+	w.log.Reset()
+}
+
+// mountConfigMap mounts or replaces a ConfigMap as the kubelet does. Names and texts of the files alternate.
+func mountConfigMap(t testing.TB, dir string, files ...string) {
+	t.Helper()
+	data, err := os.MkdirTemp(dir, "..2026_")
+	require.NoError(t, err)
+	for i := 0; i < len(files); i += 2 {
+		os.WriteFile(filepath.Join(data, files[i]), []byte(files[i+1]), 0o644)
+		os.Symlink("..data/"+files[i], filepath.Join(dir, files[i])) // fails if the link exists
+	}
+	require.NoError(t, os.Symlink(filepath.Base(data), filepath.Join(dir, "..tmp")))
+	require.NoError(t, os.Rename(filepath.Join(dir, "..tmp"), filepath.Join(dir, "..data")))
+}
+
+func migConfig(mig string) string { return "version: v1\nflags: {migStrategy: " + mig + "}\n" }
+
+func TestWatchFollowsAConfigMap(t *testing.T) {
+	dir := t.TempDir()
+	mountConfigMap(t, dir, "config", migConfig("single"))
+	watch(t, dir, nil, func(w *runningWatcher) {
+		w.polls(1)
+		w.check("without a change", MIGSingle)
+		var changed <-chan struct{}
+		for _, step := range []struct {
+			text, mig   string
+			logged      []string
+			unknownKeys int
+		}{
+			{migConfig("mixed"), MIGMixed, []string{"config changed"}, 0},
+			{"# a comment\n" + migConfig("mixed"), MIGMixed, nil, 0},
+			{migConfig("mixed") + "newer: 1\n", MIGMixed, []string{
+				`level=WARN msg="unknown config key ignored" key=newer file=` + dir + `/config line=3 hint="valid keys are flags, imex,`,
+			}, 1},
+			{migConfig("odd"), MIGMixed, []string{"config rejected, keeping the previous settings"}, 1},
+			{migConfig("strange"), MIGMixed, []string{`strange\": expected none`}, 1},
+			{"", MIGMixed, []string{"no such file"}, 1},
+			{migConfig("mixed"), MIGMixed, nil, 0},
 		} {
-			os.WriteFile(label, []byte(c.label), 0o644)
-			w.pollTimes(2)
-			w.check("label "+c.label, c.mig, c.logged)
+			if step.text == "" {
+				mountConfigMap(t, dir)
+			} else {
+				mountConfigMap(t, dir, "config", step.text)
+			}
+			w.polls(3)
+			w.check(step.text, step.mig, step.logged...)
+			if n := w.UnknownKeys(); n != step.unknownKeys {
+				t.Errorf("%s: got %d unknown keys, want %d", step.text, n, step.unknownKeys)
+			}
+			if changed == nil {
+				_, changed = w.settings.Get()
+			}
 		}
+		if pubsub.IsClosed(changed) {
+			t.Error("got a publication without a change")
+		}
+	})
+}
+
+// TestWatchRejectsAnotherDriverRoot checks that a new driver root is rejected. NVML remains loaded from the old root; CDI
+// specs would differ.
+func TestWatchRejectsAnotherDriverRoot(t *testing.T) {
+	root := func(mig, root string) string {
+		return "version: v1\nflags:\n  migStrategy: " + mig + "\n  nvidiaDriverRoot: " + root + "\n"
+	}
+	dir := writeFiles(t, "config", root("none", "/run/nvidia/driver"))
+	watch(t, dir, nil, func(w *runningWatcher) {
+		for _, c := range []struct{ text, mig, wantLog string }{
+			{
+				root("mixed", "/opt/driver"), MIGNone,
+				`changed from [\"/run/nvidia/driver\" \"/driver-root\"] to [\"/opt/driver\" \"/driver-root\"]: restart podgauge`,
+			},
+			{"version: v1\n", MIGNone, `to [\"/\" \"/driver-root\"]`},
+			{
+				root("mixed", "/run/nvidia/driver") + "  plugin: {containerDriverRoot: /mnt}\n", MIGNone,
+				`to [\"/run/nvidia/driver\" \"/mnt\"]`,
+			},
+			{root("mixed", "/run/nvidia/driver"), MIGMixed, "config changed"},
+		} {
+			os.WriteFile(filepath.Join(dir, "config"), []byte(c.text), 0o644)
+			w.polls(3)
+			w.check(c.text, c.mig, c.wantLog)
+			if s, _ := w.settings.Get(); s.DriverRoot != "/run/nvidia/driver" || s.DevRoot != "/run/nvidia/driver" {
+				t.Errorf("%s: got driver root %s and dev root %s, want the first ones", c.text, s.DriverRoot, s.DevRoot)
+			}
+		}
+	})
+}
+
+// TestWatchDebounces checks that a change is applied when two polls read it, or at once on request.
+func TestWatchDebounces(t *testing.T) {
+	dir := writeFiles(t, "config", migConfig("none"))
+	watch(t, dir, nil, func(w *runningWatcher) {
+		write := func(text string) { os.WriteFile(filepath.Join(dir, "config"), []byte(text), 0o644) }
+		reload := func() {
+			w.reload <- syscall.SIGHUP
+			synctest.Wait()
+		}
+		write("version: v1\nfl") // an incomplete write
+		w.polls(1)
+		write(migConfig("mixed"))
+		w.polls(1)
+		w.check("written in place", MIGNone)
+		w.polls(1)
+		w.check("write finished", MIGMixed, "config changed")
+
+		os.Remove(filepath.Join(dir, "config")) // NVIDIA's config-manager replaces a link by removing it first
+		w.polls(1)
+		write(migConfig("single"))
+		w.polls(2)
+		w.check("replaced", MIGSingle, "config changed")
+
+		write(migConfig("none"))
+		reload()
+		w.check("reload", MIGNone, "config changed")
+		reload()
+		w.check("reload without a change", MIGNone)
+
+		write("flags: odd\n")
+		reload()
+		w.polls(1)
+		reload()
+		w.check("two reloads of an invalid file", MIGNone, "rejected", "rejected")
+	})
+}
+
+// TestWatchFollowsALabel checks that the watcher follows the label in a file, to a config of a file or of a ConfigMap.
+func TestWatchFollowsALabel(t *testing.T) {
+	file := writeFiles(t, "config", "version: v1\nconfigs: {default: {}, a: {flags: {migStrategy: single}}, b: {flags: {migStrategy: mixed}}}")
+	folder := t.TempDir()
+	os.Mkdir(filepath.Join(folder, "config"), 0o755)
+	mountConfigMap(t, filepath.Join(folder, "config"), "default", migConfig("none"), "a", migConfig("single"), "b", migConfig("mixed"))
+	for _, dir := range []string{file, folder} {
+		label := filepath.Join(dir, "label")
+		watch(t, dir, map[string]string{"CONFIG_NAME_FILE": label}, func(w *runningWatcher) {
+			w.check("no label yet", MIGNone)
+			for _, c := range []struct{ label, mig, logged string }{
+				{"a\n", MIGSingle, "config=a"},
+				{"b", MIGMixed, "config=b"},
+				{"c", MIGMixed, "valid names are a, b, default"}, // an unknown name is skipped
+				{"", MIGNone, "config=default"},
+			} {
+				os.WriteFile(label, []byte(c.label), 0o644)
+				w.polls(2)
+				w.check("label "+c.label, c.mig, c.logged)
+			}
+		})
 	}
 }
 
-// TestWatchKeepsFlags checks that flags and variables override a new file.
+// TestWatchKeepsFlags checks that flags and variables override a new file, and that the policy of an Xid follows the file.
 func TestWatchKeepsFlags(t *testing.T) {
-	file := writeTemp(t, "config", migConfig("none"))
-	w := newTestWatcher(t, nil, map[string]string{"GDS_ENABLED": "true"}, "--config-file="+file,
-		"--mig-strategy=single")
-	os.WriteFile(file, []byte("version: v1\nflags: {migStrategy: mixed, gdsEnabled: false, mofedEnabled: true, "+
-		"useNodeFeatureAPI: true}\n"), 0o644)
-	w.pollTimes(2)
-	w.check("changed", MIGSingle, "config changed", "useNodeFeatureAPI")
-	if s, _ := w.settings.Get(); !s.GDS || !s.MOFED {
-		t.Errorf("got %+v, want GDS and MOFED from the flags", s)
-	}
-}
-
-// TestWatchWithoutAFile checks that polls without a file do nothing.
-func TestWatchWithoutAFile(t *testing.T) {
-	w := newTestWatcher(t, nil, nil)
-	w.pollTimes(3)
-	w.poll(true)
-	w.check("no file", MIGNone)
-}
-
-// TestWatchPolicies checks that the policy of an Xid follows the file.
-func TestWatchPolicies(t *testing.T) {
-	path := writeTemp(t, "config.yaml", "version: v1\npodgauge: {xids: {31: warn}}\n")
-	w := newTestWatcher(t, nil, map[string]string{"DP_DISABLE_HEALTHCHECKS": "48"}, "--config-file="+path)
-	for _, step := range []struct {
-		file   string
-		logged string
-		want   device.Policy
-	}{
-		{"version: v1\npodgauge: {xids: {31: unhealthy}}\n", "config changed", device.PolicyUnhealthy},
-		{
-			"version: v1\npodgauge: {xids: {31: Unhealthy}}\n", `expected ignore, warn or unhealthy`,
-			device.PolicyUnhealthy,
-		},
-		{"version: v1\npodgauge: {xids: {31: ignore}}\n", "config changed", device.PolicyIgnore},
-		{"version: v1\n", "config changed", device.PolicyDefault},
-	} {
-		if err := os.WriteFile(path, []byte(step.file), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		w.pollTimes(2)
-		w.check(step.file, MIGNone, step.logged)
+	dir := writeFiles(t, "config", migConfig("none"))
+	env := map[string]string{"GDS_ENABLED": "true", "DP_DISABLE_HEALTHCHECKS": "48"}
+	watch(t, dir, env, func(w *runningWatcher) {
+		os.WriteFile(filepath.Join(dir, "config"), []byte("version: v1\nflags: {migStrategy: mixed, gdsEnabled: false, mofedEnabled: true, "+
+			"useNodeFeatureAPI: true}\npodgauge: {xids: {31: unhealthy}}\n"), 0o644)
+		w.polls(2)
+		w.check("changed", MIGSingle, "config changed", "useNodeFeatureAPI")
 		s, _ := w.settings.Get()
-		if got, listed := s.Health.Policy(31), s.Health.Policy(48); got != step.want || listed != device.PolicyWarn {
-			t.Errorf("%s: got %v, want %v; and %v for the variable's Xid", step.file, got, step.want, listed)
+		if !s.GDS || !s.MOFED || s.Health.Policy(31) != device.PolicyUnhealthy || s.Health.Policy(48) != device.PolicyWarn {
+			t.Errorf("got %+v, want GDS, MOFED, and the policies of the Xids", s)
 		}
-	}
+	}, "--mig-strategy=single")
 }

@@ -24,44 +24,40 @@ var (
 // a goroutine that no other work waits for. Calls about GPUs may run at the same
 // time, and so may Devices and Wait. The Backend serializes calls about one GPU.
 type Backend interface {
-	// Metrics returns the rows that Read fills, indexed by Sample.Metric. They never change.
+	// Metrics returns the rows that Read fills, indexed by Sample.Metric. They
+	// never change.
 	Metrics() []Metric
 	// Devices lists all GPUs and MIG devices. Devices loads the driver's
 	// library if needed; ErrNoDriver means that there is no usable one. A
 	// device that cannot be described is left out: then the list comes with an
 	// error. If the driver fails, the list is nil.
 	Devices(ctx context.Context) ([]Device, error)
+	// Links lists pairs of GPUs in any order. The two directions of a pair may
+	// differ, since a lane can be down on one side. Missing pairs are unknown.
+	Links(ctx context.Context) ([]Link, error)
+	// Wait returns the next report of the driver, or the zero Event after a few
+	// seconds. An error is not about a GPU.
+	Wait(ctx context.Context) (Event, error)
 	// Read returns the values of a GPU and its devices. Unsupported values are
 	// left out. The error is about the whole GPU: ErrLost, or the error of a GPU
 	// without any value.
 	Read(gpu GPU) ([]Sample, error)
-	// Check returns ErrLost or a *Fault if the GPU cannot be used. ResetEvidence is filled as far as known.
-	Check(gpu GPU) (ResetEvidence, error)
-	// Wait returns the next report of the driver, or the zero Event after a few seconds. An error is not about a GPU.
-	Wait(ctx context.Context) (Event, error)
-}
-
-// ProcessUsageReader is implemented by a Backend that knows which processes use a GPU, and how much of it.
-type ProcessUsageReader interface {
 	// ReadProcessUsage returns a row for each process and device. It follows a
 	// successful Read of the GPU, as part of the same reading. If the processes
 	// are unknown, known is false and there is no row.
 	ReadProcessUsage(gpu GPU) (uses []ProcessUsage, known bool)
-}
-
-// ProcessLister is implemented by a Backend that knows which processes use a device.
-type ProcessLister interface {
+	// Check returns ErrLost or a *Fault if the GPU cannot be used. ResetEvidence
+	// is filled as far as known.
+	Check(gpu GPU) (ResetEvidence, error)
 	// Processes returns the host PIDs of processes with memory on the device.
 	// It is a call about the device's GPU, like Read.
 	Processes(d Device) ([]uint32, error)
-}
-
-// Closer is implemented by a Backend that can release its driver.
-type Closer interface {
-	// Idle reports whether no call to the driver runs in the background. Devices and Links may return before
-	// their calls about a hanging GPU do. Idle must be quick.
+	// Idle reports whether no call to the driver runs in the background. Devices
+	// and Links may return before their calls about a hanging GPU do. Idle must
+	// be quick.
 	Idle() bool
-	// Close unloads the driver's library; the next Devices loads it again. No call may run, Idle must be true.
+	// Close unloads the driver's library; the next Devices loads it again. No
+	// call may run, and Idle must be true.
 	Close()
 }
 
@@ -93,14 +89,6 @@ type Event struct {
 	// not counted and marks no device unhealthy, and the GPU may have had
 	// another owner.
 	Historical bool
-}
-
-// reason returns the reason of a fault by the event.
-func (e Event) reason() string {
-	if e.Xid == 0 {
-		return e.Kind
-	}
-	return xidReason(e.Xid)
 }
 
 // Recovery is what ends a fault.
@@ -137,18 +125,6 @@ const (
 	PolicyWarn                    // count and report, but keep the device healthy
 	PolicyUnhealthy               // mark the device unhealthy until a reset
 )
-
-// apply changes the meaning of a report, and reports whether only the policy marks the device unhealthy.
-func (p Policy) apply(e *Event) (byPolicy bool) {
-	switch p {
-	case PolicyIgnore, PolicyWarn:
-		e.Recovery = RecoveryNone
-	case PolicyUnhealthy:
-		byPolicy = e.Recovery != RecoveryAfterReset
-		e.Recovery = RecoveryAfterReset
-	}
-	return byPolicy
-}
 
 // Fault is the error of a Check of a GPU that answers.
 type Fault struct {

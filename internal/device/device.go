@@ -1,15 +1,12 @@
-// Package device models GPUs and MIG devices, their health and their
-// allocations.
+// Package device models GPUs and MIG devices: their identities, their published
+// status and driver, and the Backend that reads the hardware.
 //
-// The package knows no vendor, no kubelet and no Prometheus. A Backend reads
-// the hardware, and Readers isolate calls that hang. A Monitor merges driver
-// events, checks and listings into the health of each device, and publishes the
-// result in an Inventory.
+// The package knows no vendor, no kubelet and no Prometheus.
 package device
 
 import (
 	"cmp"
-	"slices"
+	"reflect"
 	"strconv"
 	"strings"
 )
@@ -90,10 +87,4 @@ func (d Device) Compare(o Device) int {
 }
 
 // Equal reports whether all fields of two devices are equal.
-func (d Device) Equal(o Device) bool {
-	return d.ID == o.ID && d.GPU == o.GPU && d.Index == o.Index && d.Minor == o.Minor &&
-		d.MIGEnabled == o.MIGEnabled && d.MIGDeviceIndex == o.MIGDeviceIndex && d.GI == o.GI && d.CI == o.CI && d.Profile == o.Profile &&
-		d.Placement == o.Placement && d.Model == o.Model && d.PCI == o.PCI && d.NUMANode == o.NUMANode &&
-		d.MemoryBytes == o.MemoryBytes &&
-		slices.Equal(d.DeviceNodes, o.DeviceNodes) && slices.Equal(d.InfoLabels, o.InfoLabels)
-}
+func (d Device) Equal(o Device) bool { return reflect.DeepEqual(d, o) }

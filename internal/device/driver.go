@@ -1,9 +1,5 @@
 package device
 
-import (
-	"errors"
-)
-
 // DriverState is the state of the driver as a whole.
 type DriverState uint8
 
@@ -23,7 +19,3 @@ type Driver struct {
 	State DriverState
 	Err   error
 }
-
-// ErrRestart is the error of Run if the driver fails for long: a new container
-// may have access.
-var ErrRestart = errors.New("exiting, so that the kubelet restarts the container: the driver fails")

@@ -1,7 +1,5 @@
 package device
 
-import "context"
-
 // Path is the PCIe distance of two GPUs, nearest first, in the steps of NVML's
 // nvmlGpuTopologyLevel_t.
 type Path uint8
@@ -38,11 +36,4 @@ type Link struct {
 	// for all peers.
 	NVLinks int
 	Path    Path
-}
-
-// LinkReader is implemented by a Backend that knows how its GPUs are connected.
-type LinkReader interface {
-	// Links lists pairs of GPUs in any order. The two directions of a pair may
-	// differ, since a lane can be down on one side. Missing pairs are unknown.
-	Links(ctx context.Context) ([]Link, error)
 }

@@ -1,24 +1,15 @@
 package device
 
 import (
+	"reflect"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
-// Inventory publishes the status of all devices. The zero Inventory holds nil: no device is known yet.
-type Inventory struct{ pubsub.Value[[]Status] }
-
-// Set replaces the statuses. The caller hands over the slice and all that it
-// refers to; nil is published as an empty list.
-func (inv *Inventory) Set(statuses []Status) {
-	if statuses == nil {
-		statuses = []Status{}
-	}
-	inv.Value.Set(statuses)
-}
+// Inventory publishes the status of all devices: nil before the devices are known, empty without a device.
+type Inventory = pubsub.Value[[]Status]
 
 // Status is a device and its newest health. A published Status is immutable.
 type Status struct {
@@ -35,6 +26,12 @@ type Status struct {
 	// XidsOverAt is the newest recovery or Trust, or the GPU's first listing in this process: earlier Xids are over.
 	XidsOverAt time.Time
 }
+
+// Reasons of an unhealthy device that other packages know.
+const (
+	ReasonRetired = "retired" // taken out of service by an operator
+	ReasonGone    = "gone"    // absent from the newest listing; of a MIG device as well
+)
 
 // MissingGPUs returns how many of the expected GPUs the newest listing lacks.
 func MissingGPUs(statuses []Status, expected int) int {
@@ -61,11 +58,9 @@ func (s Status) Unallocatable(all []Status) string {
 
 // EqualExceptXids reports whether two statuses differ at most in their Xids.
 func (s Status) EqualExceptXids(o Status) bool {
-	return s.Equal(o.Device) && s.Healthy == o.Healthy && s.Health == o.Health && s.Flaps == o.Flaps && s.Reason == o.Reason &&
-		s.Gone == o.Gone && s.Action == o.Action && s.Note == o.Note && s.Since.Equal(o.Since) && s.XidsOverAt.Equal(o.XidsOverAt)
+	s.Xids, o.Xids = nil, nil
+	return reflect.DeepEqual(s, o)
 }
-
-func (s Status) equal(o Status) bool { return s.EqualExceptXids(o) && slices.Equal(s.Xids, o.Xids) }
 
 // Health is the health state of a device.
 type Health uint8
@@ -83,10 +78,11 @@ var AllHealth = [...]Health{Healthy, Suspect, Unhealthy, Recovering}
 
 // String returns the state's name in metrics, JSON and tables.
 func (h Health) String() string {
-	if names := [...]string{Healthy: "healthy", Suspect: "suspect", Unhealthy: "unhealthy", Recovering: "recovering"}; int(h) < len(names) {
-		return names[h]
+	names := [...]string{Healthy: "healthy", Suspect: "suspect", Unhealthy: "unhealthy", Recovering: "recovering"}
+	if int(h) >= len(names) {
+		return "unknown"
 	}
-	return "unknown"
+	return names[h]
 }
 
 // Xid counts the Xids of one code of a GPU. Times are those of all processes.
@@ -109,8 +105,6 @@ func (x Xid) LastSevere() time.Time {
 	}
 	return x.Last
 }
-
-func xidReason(xid uint64) string { return "xid_" + strconv.FormatUint(xid, 10) }
 
 // HealthEvent is a driver report about a GPU, or a fault that turned devices unhealthy.
 type HealthEvent struct {

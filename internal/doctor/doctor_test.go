@@ -21,6 +21,7 @@ import (
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin/response"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"go.uber.org/goleak"
 )
 
@@ -40,9 +41,7 @@ type doctorFixture struct {
 func newDoctorFixture(t *testing.T) *doctorFixture {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "doctor") // sockets need a short name
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	s := &doctorFixture{T: t, dir: dir, env: map[string]string{}}
 	s.driver = &fakeDriverProbe{
@@ -214,9 +213,7 @@ func listPaths(t *testing.T, dir string) (paths []string) {
 		paths = append(paths, path)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return paths
 }
 
@@ -274,7 +271,6 @@ var driverCases = []findingCase{
 		s.driver.devices, s.driver.err, s.driver.library = nil, errors.New("cannot open libnvidia-ml.so.1"), doctor.Library{}
 	}},
 	{check: "driver", status: doctor.StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.library, s.driver.block = doctor.Library{}, s.newHang() }},
-	{check: "driver", status: doctor.StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.block = s.newHang() }},
 	{check: "driver", status: doctor.StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) {
 		s.driver.devices, s.driver.err = nil, fmt.Errorf("list: %w", context.DeadlineExceeded)
 	}},
@@ -291,11 +287,7 @@ var driverCases = []findingCase{
 	{check: "driver", status: doctor.StatusWarning, message: "GPU 3 is lost; GPU 4", fix: "reset", change: func(s *doctorFixture) {
 		s.driver.err = errors.Join(errors.New("GPU 3 is lost"), errors.New("GPU 4 is lost"))
 	}},
-	{check: "driver", status: doctor.StatusOK, message: "2 GPUs", change: func(s *doctorFixture) { s.ExpectedGPUs = 2 }},
 	{check: "driver", status: doctor.StatusFailure, message: "2 GPUs and 1 MIG device; missing: 1 of 3 expected GPUs", fix: "lspci", change: func(s *doctorFixture) { s.ExpectedGPUs = 3 }},
-	{check: "driver", status: doctor.StatusFailure, message: "missing: 3 of 3 expected GPUs", fix: "lspci", change: func(s *doctorFixture) {
-		s.ExpectedGPUs, s.driver.devices = 3, []device.Device{}
-	}},
 	{check: "driver", status: doctor.StatusWarning, message: "0 GPUs", fix: "lspci", change: func(s *doctorFixture) { s.driver.devices = []device.Device{} }},
 	{check: "driver", status: doctor.StatusOK, message: "2 GPUs", change: func(s *doctorFixture) { s.driver.library.MissingFunctions = []string{"nvmlDeviceGetSerial"} }},
 	{check: "driver", status: doctor.StatusWarning, message: "2 GPUs and 1 MIG device; MIG mode without MIG devices: GPU 0", fix: "nvidia-smi mig -cgi", change: func(s *doctorFixture) {
@@ -348,10 +340,8 @@ var folderCases = []findingCase{
 	{check: "kernel log", status: doctor.StatusSkipped, message: "not configured", change: func(s *doctorFixture) { s.KernelLog = "" }},
 	{check: "kernel log", status: doctor.StatusSkipped, message: "does not exist", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.ENOENT }},
 	{check: "kernel log", status: doctor.StatusWarning, message: "not permitted", fix: "SYSLOG", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.EPERM }},
-	{check: "kernel log", status: doctor.StatusFailure, message: "no response within", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/kmsg": s.newHang()} }},
 
 	{check: "state", status: doctor.StatusSkipped, message: "--state-dir", change: func(s *doctorFixture) { s.StateDir = "" }},
-	{check: "state", status: doctor.StatusOK, message: "is writable", change: func(s *doctorFixture) { s.mountInContainer(s.dir) }},
 	{check: "state", status: doctor.StatusOK, message: "/a/b is writable", change: func(s *doctorFixture) { s.StateDir += "/a/b" }},
 	{check: "state", status: doctor.StatusWarning, message: "removed with it", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer() }},
 	{check: "state", status: doctor.StatusFailure, message: "read-only file system", fix: "readOnly", change: func(s *doctorFixture) { s.files.errs[s.StateDir] = syscall.EROFS }},

@@ -2,7 +2,12 @@ package doctor
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
+	"strings"
+
+	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/internal/text"
 )
 
 // CheckStatus is the outcome of a check.
@@ -82,4 +87,23 @@ func NewReport(node, version string, findings []Finding) Report {
 		}
 	}
 	return r
+}
+
+// Render returns JSON or YAML; or a row for each check, and a paragraph for each
+// problem.
+func (r *Report) Render(out cli.Output) (string, error) {
+	if !out.IsTable() {
+		body, _ := json.MarshalIndent(r, "", "  ") // all fields can be encoded
+		return out.Document(append(body, '\n'))
+	}
+	var details strings.Builder
+	rows := [][]string{{"CHECK", "STATUS", "MESSAGE"}}
+	for _, f := range r.Checks {
+		rows = append(rows, []string{f.Check, string(f.Status), f.Message})
+		if f.Impact != "" && !out.NoHeaders {
+			fmt.Fprintf(&details, "\n%s\n  impact: %s\n  fix:    %s\n", f.Check, f.Impact, f.Fix)
+		}
+	}
+	summary := fmt.Sprintf("%s: %s, %s", r.Node, text.Plural(r.Failures, "failure"), text.Plural(r.Warnings, "warning"))
+	return out.Table([]string{summary}, rows) + details.String(), nil
 }

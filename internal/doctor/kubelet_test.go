@@ -15,11 +15,8 @@ import (
 var kubeletCases = []findingCase{
 	{check: "registration", status: doctor.StatusSkipped, message: "--device-plugin=false", change: func(s *doctorFixture) { s.DevicePlugin = false }},
 	{check: "registration", status: doctor.StatusOK, message: "the kubelet listens", change: func(s *doctorFixture) { s.mountInContainer(s.KubeletDir) }},
-	{check: "registration", status: doctor.StatusFailure, message: "no such file", fix: "--root-dir", noKubelet: true, change: func(*doctorFixture) {}},
 	{check: "registration", status: doctor.StatusFailure, message: "not a directory", change: func(s *doctorFixture) { s.DevicePluginDir = filepath.Join(s.Proc, "self", "mountinfo") }},
 	{check: "registration", status: doctor.StatusFailure, message: "read-only file system", fix: "readOnly", change: func(s *doctorFixture) { s.files.errs[s.DevicePluginDir] = errors.New("read-only file system") }},
-
-	{check: "registration", status: doctor.StatusOK, message: "the kubelet listens", change: func(*doctorFixture) {}},
 	{check: "registration", status: doctor.StatusFailure, message: "no such file", fix: "--device-plugin-dir", noKubelet: true, change: func(*doctorFixture) {}},
 	{check: "registration", status: doctor.StatusFailure, message: "belongs to the container", fix: "hostPath", noKubelet: true, change: func(s *doctorFixture) { s.mountInContainer() }},
 	{check: "registration", status: doctor.StatusFailure, message: "connection refused", fix: "Start the kubelet", noKubelet: true, change: func(s *doctorFixture) {
@@ -63,10 +60,8 @@ var kubeletCases = []findingCase{
 
 	{check: "other plugins", status: doctor.StatusOK, message: "1 other socket, none of", change: func(s *doctorFixture) { s.listenOn(filepath.Join(s.DevicePluginDir, "amd.com_gpu"), true) }},
 	{check: "other plugins", status: doctor.StatusSkipped, message: "is unreadable", noKubelet: true, change: func(*doctorFixture) {}},
-	{check: "other plugins", status: doctor.StatusFailure, message: "nvidia-gpu.sock", fix: "--device-plugin=false", change: func(s *doctorFixture) {
+	{check: "other plugins", status: doctor.StatusFailure, message: "nvidia-gpu.sock, nvidiaGPU-1764.sock", fix: "--device-plugin=false", change: func(s *doctorFixture) {
 		s.listenOn(filepath.Join(s.DevicePluginDir, "nvidia-gpu.sock"), true)
-	}},
-	{check: "other plugins", status: doctor.StatusFailure, message: "nvidiaGPU-1764.sock", change: func(s *doctorFixture) {
 		s.listenOn(filepath.Join(s.DevicePluginDir, "nvidiaGPU-1764.sock"), true)
 	}},
 	{check: "other plugins", status: doctor.StatusOK, message: "1 other socket, none of", change: func(s *doctorFixture) {

@@ -5,13 +5,14 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
 const (
 	// releaseGrace is how long before a failed check an affected container may
 	// have released the device: checks run every five seconds (checkInterval in
-	// internal/device), and a crashed pod is gone within a second.
+	// internal/health), and a crashed pod is gone within a second.
 	releaseGrace = 5 * time.Second
 	// ownerTimeout bounds the wait for an owner. The kubelet names the owner
 	// within milliseconds, after a restart within a minute
@@ -24,16 +25,17 @@ const (
 // of each allocation, so later allocations are left out. A device that is gone
 // is never allocated: if the allocations at the event are unknown, the present
 // ones are older.
-func (e *trackedIncident) attribute(h *device.Allocations) {
+func (e *trackedIncident) attribute(h *allocation.Snapshot) {
 	for _, id := range e.deviceIDs {
 		e.attributeDevice(id, h)
 	}
 }
 
-func (e *trackedIncident) attributeDevice(id device.ID, h *device.Allocations) {
+func (e *trackedIncident) attributeDevice(id device.ID, h *allocation.Snapshot) {
 	allocations, records := h.ForDevice(id), recordsOf(h.Recent, id)
 	var newestSince time.Time // begin of the newest allocation
-	if slices.ContainsFunc(e.unnamedAllocations, func(u device.Allocation) bool { return u.DeviceID.Device() == id }) {
+	isOfDevice := func(u allocation.Allocation) bool { return u.DeviceID.Device() == id }
+	if slices.ContainsFunc(e.unnamedAllocations, isOfDevice) {
 		newestSince = e.startedAt
 	}
 	for _, s := range records {
@@ -42,7 +44,7 @@ func (e *trackedIncident) attributeDevice(id device.ID, h *device.Allocations) {
 		}
 	}
 	for _, s := range records {
-		allocated := slices.ContainsFunc(allocations, func(r device.Allocation) bool { return r.Owner == s.Owner })
+		allocated := slices.ContainsFunc(allocations, func(r allocation.Allocation) bool { return r.Owner == s.Owner })
 		switch {
 		case !allocated && e.wasAffected(s, newestSince):
 			e.addAffected(s, s.LastSeen)
@@ -57,7 +59,7 @@ func (e *trackedIncident) attributeDevice(id device.ID, h *device.Allocations) {
 // The driver reports an Xid within milliseconds: if the device has been
 // allocated again since, the Xid belongs to the newer allocation. The cause of
 // a failed check may be older, so both allocations are affected.
-func (e *trackedIncident) wasAffected(s device.AllocationRecord, newest time.Time) bool {
+func (e *trackedIncident) wasAffected(s allocation.Record, newest time.Time) bool {
 	ended := cmp.Or(s.EndedAt, s.LastSeen)
 	if s.FirstSeen.After(e.startedAt) || ended.Before(e.startedAt.Add(-releaseGrace)) {
 		return false
@@ -68,7 +70,7 @@ func (e *trackedIncident) wasAffected(s device.AllocationRecord, newest time.Tim
 // resolveOwners adds the containers that the kubelet has named since the event.
 // Of a device that is gone, the kubelet may name them after a restart of
 // podgauge.
-func (e *trackedIncident) resolveOwners(h *device.Allocations, now time.Time) {
+func (e *trackedIncident) resolveOwners(h *allocation.Snapshot, now time.Time) {
 	lost := e.AffectedUnknown && e.Reason == device.ReasonGone && e.RecoveredAt == nil && !now.After(e.ownerDeadline)
 	if len(e.unnamedAllocations) == 0 && !lost {
 		return
@@ -81,10 +83,16 @@ func (e *trackedIncident) resolveOwners(h *device.Allocations, now time.Time) {
 			endedOwners++
 		}
 	}
-	e.unnamedAllocations = slices.DeleteFunc(e.unnamedAllocations, func(u device.Allocation) bool {
-		i := slices.IndexFunc(allocations, func(r device.Allocation) bool { return r.Resource == u.Resource && r.DeviceID == u.DeviceID })
-		if i >= 0 && (allocations[i].Owner == (device.Owner{}) || e.isAffected(allocations[i].Owner, u.DeviceID.Device())) {
-			return allocations[i].Owner != (device.Owner{})
+	e.unnamedAllocations = slices.DeleteFunc(e.unnamedAllocations, func(u allocation.Allocation) bool {
+		i := slices.IndexFunc(allocations, func(r allocation.Allocation) bool {
+			return r.Resource == u.Resource && r.DeviceID == u.DeviceID
+		})
+		if i >= 0 {
+			owner := allocations[i].Owner
+			isNamed := owner != (allocation.Owner{})
+			if !isNamed || e.isAffected(owner, u.DeviceID.Device()) {
+				return isNamed
+			}
 		}
 		endedOwners-- // named, and ended
 		return endedOwners >= 0
@@ -101,7 +109,7 @@ func (e *trackedIncident) resolveOwners(h *device.Allocations, now time.Time) {
 
 // updateAffected applies the newest allocations: missing owners, and the ends
 // of allocations.
-func (e *trackedIncident) updateAffected(h *device.Allocations, now time.Time) {
+func (e *trackedIncident) updateAffected(h *allocation.Snapshot, now time.Time) {
 	e.resolveOwners(h, now)
 	for i, o := range e.Affected {
 		if !o.Until.IsZero() {
@@ -109,15 +117,18 @@ func (e *trackedIncident) updateAffected(h *device.Allocations, now time.Time) {
 		}
 		id := e.DeviceOf(o)
 		seen := recordsOf(h.Recent, id)
-		s := device.AllocationRecord{LastSeen: e.Last} // without a record: allocated at the event
-		if k := slices.IndexFunc(seen, func(s device.AllocationRecord) bool { return s.Owner == o.Owner }); k >= 0 {
+		s := allocation.Record{LastSeen: e.Last} // without a record: allocated at the event
+		if k := slices.IndexFunc(seen, func(s allocation.Record) bool { return s.Owner == o.Owner }); k >= 0 {
 			s = seen[k]
 		}
-		ownerReplaced := s.FirstSeen.After(latest(e.Last, o.Since)) && !e.fromEarlierProcess // by a container of the same name
-		allocated := slices.ContainsFunc(h.ForDevice(id), func(r device.Allocation) bool { return r.Owner == o.Owner })
-		if ownerReplaced {
+		isOwn := func(r allocation.Allocation) bool { return r.Owner == o.Owner }
+		allocated := slices.ContainsFunc(h.ForDevice(id), isOwn)
+		switch {
+		case s.FirstSeen.After(latest(e.Last, o.Since)) && !e.fromEarlierProcess: // a later container of the same name
 			s.LastSeen = e.Last
-		} else if allocated || s.EndedAt.IsZero() && !h.Complete { // unknown: a starting kubelet lists pods one after the other
+		case allocated:
+			continue
+		case s.EndedAt.IsZero() && !h.Complete: // unknown: a starting kubelet lists pods one after the other
 			continue
 		}
 		o.Until = latest(s.LastSeen, o.Since)
@@ -126,9 +137,10 @@ func (e *trackedIncident) updateAffected(h *device.Allocations, now time.Time) {
 }
 
 // recordsOf returns the records of a device. The rows are ordered as
-// device.Allocations.Recent.
-func recordsOf(recent []device.AllocationRecord, id device.ID) []device.AllocationRecord {
-	start, _ := slices.BinarySearchFunc(recent, id, func(s device.AllocationRecord, id device.ID) int { return cmp.Compare(s.Device, id) })
+// allocation.Snapshot.Recent.
+func recordsOf(recent []allocation.Record, id device.ID) []allocation.Record {
+	byDevice := func(s allocation.Record, id device.ID) int { return cmp.Compare(s.Device, id) }
+	start, _ := slices.BinarySearchFunc(recent, id, byDevice)
 	end := start
 	for end < len(recent) && recent[end].Device == id {
 		end++

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/xid"
 )
@@ -13,7 +14,7 @@ import (
 // counterKey identifies the counter of a device, or of an affected container.
 type counterKey struct {
 	device device.ID
-	owner  device.Owner // empty: of the device
+	owner  allocation.Owner // empty: of the device
 	reason string
 }
 
@@ -23,7 +24,7 @@ type counterSet map[counterKey]*EventCount
 
 // add adds n events of an incident to the counter of a device, or of a
 // container with the device.
-func (s counterSet) add(i *Incident, id device.ID, o device.Owner, n uint64, at time.Time) {
+func (s counterSet) add(i *Incident, id device.ID, o allocation.Owner, n uint64, at time.Time) {
 	key := counterKey{id, o, i.Reason}
 	c := s[key]
 	if c == nil {
@@ -45,7 +46,7 @@ func (c *EventCount) BySoftware() bool { return xid.BySoftware(c.Reason) }
 func (s counterSet) retain(incidents []Incident) (changed bool) {
 	named := map[counterKey]bool{}
 	for _, i := range incidents {
-		named[counterKey{i.Device, device.Owner{}, i.Reason}] = true
+		named[counterKey{i.Device, allocation.Owner{}, i.Reason}] = true
 		for _, c := range i.Affected {
 			named[counterKey{i.DeviceOf(c), c.Owner, i.Reason}] = true
 		}

@@ -1,14 +1,20 @@
 package incident_test
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
+	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
-	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/pubsub"
@@ -17,37 +23,38 @@ import (
 
 const gpuResource = "nvidia.com/gpu"
 
-func owner(pod string) device.Owner {
-	return device.Owner{Namespace: "team", Pod: pod, Container: "main"}
+func owner(pod string) allocation.Owner {
+	return allocation.Owner{Namespace: "team", Pod: pod, Container: "main"}
 }
 
 func gpuDevice(id device.ID) device.Device {
 	return device.Device{ID: id, GPU: device.GPU(id), MIGDeviceIndex: -1, Model: "H100", PCI: "0000:1a:00.0"}
 }
 
-// fakeSources are the sources of a test.
-type fakeSources struct {
-	allocations  *fakeAllocations
-	statuses     device.Inventory
-	terminations pubsub.Value[incident.TerminationLookup]
-	published    pubsub.Value[incident.Snapshot]
+// mig0, mig1 and so on are the MIG devices of GPU-1.
+func migDevice(n int) device.Device {
+	d := gpuDevice(device.ID(fmt.Sprint("mig", n)))
+	d.GPU, d.Index, d.MIGDeviceIndex, d.Profile = "GPU-1", 3, n, "1g.10gb"
+	return d
 }
 
-// newLog returns a Log of the sources.
-func (s *fakeSources) newLog(o incident.Options) *incident.Log {
-	o.Devices, o.Allocations, o.Terminations, o.Incidents = &s.statuses, &s.allocations.Value, s.terminations.Get, &s.published
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
+// partitionedGPU returns a GPU and its MIG devices, which an event of the GPU affects.
+func partitionedGPU(migDevices int) []device.Device {
+	gpu := gpuDevice("GPU-1")
+	gpu.MIGEnabled, gpu.Index = true, 3
+	all := []device.Device{gpu}
+	for n := range migDevices {
+		all = append(all, migDevice(n))
 	}
-	return incident.New(o)
+	return all
 }
 
 // fakeAllocations are allocations of a test with a history, as in podresources.
 type fakeAllocations struct {
-	pubsub.Value[device.Allocations]
-	current []device.Allocation
+	pubsub.Value[allocation.Snapshot]
+	current []allocation.Allocation
 	since   map[device.AdvertisedID]time.Time // of allocations
-	recent  []device.AllocationRecord
+	recent  []allocation.Record
 }
 
 func newFakeAllocations() *fakeAllocations {
@@ -58,63 +65,54 @@ func newFakeAllocations() *fakeAllocations {
 
 // allocate simulates an Allocate of this process: the previous allocation of the id has ended.
 func (f *fakeAllocations) allocate(id device.AdvertisedID) {
-	f.set(id, device.Owner{})
+	f.set(id, allocation.Owner{})
 	f.since[id] = time.Now()
 	f.update()
 }
 
 // setOwner simulates a response of the kubelet with the owner of an id.
-func (f *fakeAllocations) setOwner(id device.AdvertisedID, o device.Owner) {
+func (f *fakeAllocations) setOwner(id device.AdvertisedID, o allocation.Owner) {
 	f.set(id, o)
 	first, seen := f.since[id]
 	if !seen {
 		first = time.Now()
 	}
-	if s := f.recordOf(id.Device(), o); s == nil {
-		f.recent = append(f.recent, device.AllocationRecord{Device: id.Device(), Owner: o, FirstSeen: first, LastSeen: time.Now()})
-	} else if !s.EndedAt.IsZero() {
-		*s = device.AllocationRecord{Device: id.Device(), Owner: o, FirstSeen: first, LastSeen: time.Now()}
-	} else {
-		s.LastSeen = time.Now()
+	isOwn := func(s allocation.Record) bool { return s.Device == id.Device() && s.Owner == o }
+	f.recent = slices.DeleteFunc(f.recent, func(s allocation.Record) bool { return isOwn(s) && !s.EndedAt.IsZero() })
+	i := slices.IndexFunc(f.recent, isOwn)
+	if i < 0 {
+		i = len(f.recent)
+		f.recent = append(f.recent, allocation.Record{Device: id.Device(), Owner: o, FirstSeen: first})
 	}
+	f.recent[i].LastSeen = time.Now()
 	f.update()
 }
 
 // release simulates a response of the kubelet without the id.
 func (f *fakeAllocations) release(id device.AdvertisedID) {
-	f.current = slices.DeleteFunc(slices.Clone(f.current), func(h device.Allocation) bool { return h.DeviceID == id })
+	f.current = slices.DeleteFunc(slices.Clone(f.current), func(h allocation.Allocation) bool { return h.DeviceID == id })
 	delete(f.since, id)
 	f.update()
 }
 
-func (f *fakeAllocations) set(id device.AdvertisedID, o device.Owner) {
-	f.current = slices.DeleteFunc(slices.Clone(f.current), func(h device.Allocation) bool { return h.DeviceID == id })
-	f.current = append(f.current, device.Allocation{Resource: gpuResource, DeviceID: id, Owner: o})
-	slices.SortFunc(f.current, device.CompareAllocations)
-}
-
-func (f *fakeAllocations) recordOf(id device.ID, o device.Owner) *device.AllocationRecord {
-	if i := slices.IndexFunc(f.recent, func(s device.AllocationRecord) bool { return s.Device == id && s.Owner == o }); i >= 0 {
-		return &f.recent[i]
-	}
-	return nil
+func (f *fakeAllocations) set(id device.AdvertisedID, o allocation.Owner) {
+	f.current = slices.DeleteFunc(slices.Clone(f.current), func(h allocation.Allocation) bool { return h.DeviceID == id })
+	f.current = append(f.current, allocation.Allocation{Resource: gpuResource, DeviceID: id, Owner: o})
+	slices.SortFunc(f.current, allocation.Compare)
 }
 
 func (f *fakeAllocations) update() {
-	h := device.Allocations{At: time.Now(), All: f.current, Complete: true}
+	h := allocation.Snapshot{At: time.Now(), All: f.current, Complete: true}
 	for i := range f.recent {
 		s := &f.recent[i]
-		had := slices.ContainsFunc(h.ForDevice(s.Device), func(r device.Allocation) bool { return r.Owner == s.Owner })
+		had := slices.ContainsFunc(h.ForDevice(s.Device), func(r allocation.Allocation) bool { return r.Owner == s.Owner })
 		if !had && s.EndedAt.IsZero() {
 			s.EndedAt = time.Now()
 		}
 	}
 	h.Recent = slices.Clone(f.recent)
-	slices.SortFunc(h.Recent, func(a, b device.AllocationRecord) int {
-		if c := strings.Compare(string(a.Device), string(b.Device)); c != 0 {
-			return c
-		}
-		return a.Owner.Compare(b.Owner)
+	slices.SortFunc(h.Recent, func(a, b allocation.Record) int {
+		return cmp.Or(cmp.Compare(a.Device, b.Device), a.Owner.Compare(b.Owner))
 	})
 	f.Set(h)
 }
@@ -122,53 +120,65 @@ func (f *fakeAllocations) update() {
 // fixture is a running Log with its sources.
 type fixture struct {
 	*incident.Log
-	fakeSources
-	store  fakeStore
-	log    logBuffer
-	cancel context.CancelFunc
-	ended  chan struct{}
+	allocations  *fakeAllocations
+	statuses     device.Inventory
+	terminations pubsub.Value[incident.TerminationLookup]
+	published    pubsub.Value[incident.Snapshot]
+	options      incident.Options
+	held         device.HealthEvent
+	saved        []incident.Incident
+	urgent       int // saves
+	log          bytes.Buffer
+	cancel       context.CancelFunc
+	ended        chan struct{}
 }
 
-// logBuffer is a buffer of log output.
-type logBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
+// SaveIncidents keeps the incidents.
+func (s *fixture) SaveIncidents(all []incident.Incident, urgent bool) {
+	s.saved = all
+	if urgent {
+		s.urgent++
+	}
 }
 
-func (l *logBuffer) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
+// read returns the saved incidents as the next process reads them.
+func (s *fixture) read() (all []incident.Incident) {
+	content, err := json.Marshal(s.saved)
+	if err == nil {
+		err = json.Unmarshal(content, &all)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return all
 }
 
-func (l *logBuffer) count(part string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.text.String(), part)
-}
+// logged returns how often the log has a text.
+func (s *fixture) logged(text string) int { return strings.Count(s.log.String(), text) }
 
 // runFixture runs a test in a bubble, with a Log that ends with the test.
 func runFixture(t *testing.T, o incident.Options, test func(t *testing.T, s *fixture)) {
 	bubble.Test(t, func(t *testing.T) {
-		s := startFixture(o, newFakeAllocations())
-		defer s.stop()
+		s := &fixture{allocations: newFakeAllocations(), options: o}
+		s.start()
 		test(t, s)
+		s.stop()
 	})
 }
 
-func startFixture(o incident.Options, allocations *fakeAllocations) *fixture {
-	s := &fixture{fakeSources: fakeSources{allocations: allocations}, ended: make(chan struct{})}
-	o.Store = &s.store
+func (s *fixture) start() {
+	o := s.options
+	o.Devices, o.Allocations, o.Incidents = &s.statuses, &s.allocations.Value, &s.published
+	o.Terminations, o.Store = s.terminations.Get, s
 	o.Log = slog.New(slog.NewTextHandler(&s.log, nil))
-	s.Log = s.newLog(o)
+	s.Log = incident.New(o)
 	ctx, cancel := context.WithCancel(context.Background())
-	s.cancel = cancel
+	s.cancel, s.ended = cancel, make(chan struct{})
 	go func() {
 		defer close(s.ended)
 		s.Run(ctx)
 	}()
 	s.settle()
-	return s
 }
 
 func (s *fixture) stop() {
@@ -176,8 +186,110 @@ func (s *fixture) stop() {
 	<-s.ended
 }
 
+// restart ends a Log and starts the next one with the stored incidents, before
+// the kubelet answers.
+func (s *fixture) restart() {
+	s.stop()
+	s.options.Stored = s.read()
+	s.allocations = newFakeAllocations()
+	s.start()
+}
+
+// script runs the parts between semicolons: pauses ("5s"), and
+//
+//	own ID POD       the kubelet names the container of an id
+//	allocate ID      an Allocate of an id, not named yet
+//	release ID       the kubelet lists the id no longer
+//	unknown          allocations are unknown; incomplete: except those listed
+//	xid N DEVICE     an Xid of a GPU; of a MIG device: mig0; of GPU-1 with N MIG devices: partitionedN
+//	lost, gone DEVICE  failed checks of a GPU
+//	hold, record     an event that is recorded later
+//	healthy, unhealthy DEVICE
+func (s *fixture) script(script string) {
+	for part := range strings.SplitSeq(script, ";") {
+		words := strings.Fields(part)
+		if pause, err := time.ParseDuration(words[0]); err == nil {
+			time.Sleep(pause)
+			continue
+		}
+		arg := slices.Concat(words[1:], []string{"", ""})
+		switch words[0] {
+		case "own":
+			s.allocations.setOwner(device.AdvertisedID(arg[0]), owner(arg[1]))
+		case "allocate":
+			s.allocations.allocate(device.AdvertisedID(arg[0]))
+		case "release":
+			s.allocations.release(device.AdvertisedID(arg[0]))
+		case "incomplete":
+			a, _ := s.allocations.Get()
+			a.Complete = false
+			s.allocations.Set(a)
+		case "unknown":
+			s.allocations.Set(allocation.Snapshot{})
+		case "xid":
+			s.Record(xidEvent(arg[0], affectedBy(arg[1])...))
+		case "past":
+			e := xidEvent(arg[0], affectedBy(arg[1])...)
+			e.Historical = true
+			s.Record(e)
+		case "hold":
+			s.held = xidEvent(arg[0], affectedBy(arg[1])...)
+		case "record":
+			s.Record(s.held)
+		case "lost", "gone":
+			affected := affectedBy(arg[0])
+			s.Record(device.HealthEvent{
+				At: time.Now(), GPU: affected[0].GPU, Affected: affected, Reason: words[0], MarkedUnhealthy: true,
+			})
+		case "healthy", "unhealthy":
+			d := affectedBy(arg[0])[0]
+			s.statuses.Set([]device.Status{
+				{Device: gpuDevice("other"), Healthy: true},
+				{Device: d, Healthy: words[0] == "healthy", Since: time.Now()},
+			})
+		default:
+			panic("unknown command: " + part)
+		}
+	}
+}
+
+// affectedBy returns the devices of a name in a script.
+func affectedBy(name string) []device.Device {
+	var n int
+	if _, err := fmt.Sscanf(name, "mig%d", &n); err == nil {
+		return []device.Device{migDevice(n)}
+	}
+	if _, err := fmt.Sscanf(name, "partitioned%d", &n); err == nil {
+		return partitionedGPU(n)
+	}
+	return []device.Device{gpuDevice(device.ID(name))}
+}
+
+// want requires incidents, the newest first: device, reason, number of events,
+// pods, and "recovered".
+func (s *fixture) want(t *testing.T, when string, want ...string) {
+	t.Helper()
+	var got []string
+	for _, i := range s.incidents() {
+		text := fmt.Sprintf("%s %s %d", i.Device, i.Reason, i.Count)
+		if len(affectedPods(i)) > 0 {
+			text += " " + affectedPods(i)
+		}
+		if i.RecoveredAt != nil {
+			text += " recovered"
+		}
+		got = append(got, text)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: got incidents %q, want %q", when, got, want)
+	}
+}
+
 // settle waits until everything is published and saved.
-func (s *fixture) settle() { time.Sleep(300 * time.Millisecond) }
+func (s *fixture) settle() {
+	time.Sleep(300 * time.Millisecond)
+	synctest.Wait()
+}
 
 // incidents waits until everything is published, and returns the incidents.
 func (s *fixture) incidents() []incident.Incident {
@@ -186,20 +298,20 @@ func (s *fixture) incidents() []incident.Incident {
 	return known.Incidents
 }
 
-// xidEvent returns an event of the current time.
-func xidEvent(xid uint64, affected ...device.Device) device.HealthEvent {
-	o := device.HealthEvent{At: time.Now(), GPU: affected[0].GPU, Affected: affected, Xid: xid, Class: "application", Reason: reasonOf(xid)}
-	if xid == 79 {
-		o.Class, o.Action, o.MarkedUnhealthy = "reboot", "reboot", true
+// xidEvent returns an event of the current time. Only Xid 79 marks a GPU unhealthy.
+func xidEvent(xid string, affected ...device.Device) device.HealthEvent {
+	number, _ := strconv.ParseUint(xid, 10, 64)
+	o := device.HealthEvent{
+		At: time.Now(), GPU: affected[0].GPU, Affected: affected, Xid: number, Reason: "xid_" + xid, Class: "application",
+	}
+	if xid == "79" {
+		o.Class, o.Action, o.MarkedUnhealthy = "fallen", "reboot", true
 	}
 	return o
 }
 
-func reasonOf(xid uint64) string {
-	return map[uint64]string{31: "xid_31", 43: "xid_43", 79: "xid_79", 94: "xid_94"}[xid]
-}
-
-// affectedPods returns the pods of an incident; in brackets: without the device now.
+// affectedPods returns the pods of an incident, in brackets if they are without
+// the device now; "?": owners are missing, "??": allocations were unknown.
 func affectedPods(i incident.Incident) string {
 	var all []string
 	for _, h := range i.Affected {
@@ -211,6 +323,9 @@ func affectedPods(i incident.Incident) string {
 	}
 	if i.OwnersIncomplete {
 		all = append(all, "?")
+	}
+	if i.AffectedUnknown {
+		all = append(all, "??")
 	}
 	return strings.Join(all, " ")
 }

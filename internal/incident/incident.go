@@ -25,6 +25,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
@@ -58,7 +59,9 @@ type Incident struct {
 	Action          string `json:"action,omitempty"`
 	MarkedUnhealthy bool   `json:"marked_unhealthy"` // the event turned the device unhealthy
 	Source          string `json:"source,omitempty"`
-	Historical      bool   `json:"historical,omitempty"` // before the start of podgauge; the affected containers are unknown
+	// Historical is set if the event was before the start of podgauge: the
+	// affected containers are unknown.
+	Historical bool `json:"historical,omitempty"`
 
 	// RecoveredAt is nil if the device was not marked unhealthy, or has not
 	// recovered.
@@ -123,7 +126,7 @@ type AffectedMIGDevice struct {
 // AffectedContainer is a container with a device at the event. A container with
 // several affected devices has a row for each.
 type AffectedContainer struct {
-	device.Owner
+	allocation.Owner
 	Device      device.ID       `json:"device,omitempty"` // a MIG device of Incident.MIGDevices; empty: Incident.Device
 	UID         string          `json:"uid,omitempty"`    // of the pod; empty: unknown
 	Since       time.Time       `json:"since"`            // first seen with the device
@@ -163,7 +166,7 @@ type EventCount struct {
 	Device device.ID
 	GPU    device.GPU // of the newest incident
 	Index  int        // of the newest incident
-	device.Owner
+	allocation.Owner
 	Reason string
 	Count  uint64    // in this process
 	Last   time.Time // in any process

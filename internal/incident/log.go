@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
@@ -30,7 +31,7 @@ type SnapshotStore interface {
 // Options of a Log.
 type Options struct {
 	Devices     *device.Inventory
-	Allocations *pubsub.Value[device.Allocations]
+	Allocations *pubsub.Value[allocation.Snapshot]
 	// Terminations returns nil while terminations are unknown. The channel is
 	// closed by the next change.
 	Terminations func() (TerminationLookup, <-chan struct{})
@@ -59,7 +60,8 @@ type Log struct {
 // New returns a Log with the stored incidents.
 func New(o Options) *Log {
 	o.MaxIncidents, o.MaxAge = cmp.Or(o.MaxIncidents, 1000), cmp.Or(o.MaxAge, 30*24*time.Hour)
-	l := &Log{opts: o, tracker: newTracker(o.MaxIncidents, o.MaxAge, time.Now()), wake: make(chan struct{}, 1)}
+	l := &Log{opts: o, wake: make(chan struct{}, 1)}
+	l.tracker = &tracker{maxIncidents: o.MaxIncidents, maxAge: o.MaxAge, startedAt: time.Now(), counters: counterSet{}}
 	l.tracker.load(o.Stored)
 	l.loggedID = l.tracker.lastID
 	l.publish()
@@ -161,6 +163,7 @@ func (l *Log) logIncident(i *Incident) {
 	if len(i.MIGDevices) > 0 {
 		attributes = append(attributes, "mig_devices", len(i.MIGDevices))
 	}
-	l.opts.Log.Log(context.Background(), level, "incident", append(attributes,
-		"action", i.Action, "marked_unhealthy", i.MarkedUnhealthy, "containers", affected, "owners_incomplete", i.OwnersIncomplete)...)
+	attributes = append(attributes, "action", i.Action, "marked_unhealthy", i.MarkedUnhealthy,
+		"containers", affected, "owners_incomplete", i.OwnersIncomplete)
+	l.opts.Log.Log(context.Background(), level, "incident", attributes...)
 }

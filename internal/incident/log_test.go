@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 )
@@ -16,9 +17,10 @@ func TestIncidentFields(t *testing.T) {
 		since := time.Now()
 		time.Sleep(time.Minute)
 		at := time.Now()
-		migDevice := device.Device{ID: "a", GPU: "GPU-1", Index: 3, MIGDeviceIndex: 0, Profile: "1g.10gb", Model: "H100", PCI: "0000:1a:00.0"}
+		d := migDevice(0)
+		d.ID = "a"
 		s.Record(device.HealthEvent{
-			At: at, GPU: "GPU-1", Affected: []device.Device{migDevice}, Xid: 79, Reason: "xid_79", Class: "reboot",
+			At: at, GPU: "GPU-1", Affected: []device.Device{d}, Xid: 79, Reason: "xid_79", Class: "reboot",
 			Action: "reboot", MarkedUnhealthy: true, Source: "kmsg",
 		})
 		got := s.incidents()
@@ -26,15 +28,17 @@ func TestIncidentFields(t *testing.T) {
 			t.Fatalf("got %d incidents, want 1", len(got))
 		}
 		want := incident.Incident{
-			ID: uint64(at.UnixMilli()), First: at, Last: at, Count: 1, Device: "a", GPU: "GPU-1", Index: 3, Profile: "1g.10gb",
-			Model: "H100", PCI: "0000:1a:00.0", Reason: "xid_79", Xid: 79, Class: "reboot", Action: "reboot", MarkedUnhealthy: true, Source: "kmsg",
+			ID: uint64(at.UnixMilli()), First: at, Last: at, Count: 1,
+			Device: "a", GPU: "GPU-1", Index: 3, Profile: "1g.10gb",
+			Model: "H100", PCI: "0000:1a:00.0", Reason: "xid_79", Xid: 79, Class: "reboot", Action: "reboot",
+			MarkedUnhealthy: true, Source: "kmsg",
 			Affected: []incident.AffectedContainer{{Owner: owner("one"), Since: since}},
 		}
 		if fmt.Sprint(got[0]) != fmt.Sprint(want) {
 			t.Errorf("got incident\n%+v\nwant\n%+v", got[0], want)
 		}
 		known, _ := s.published.Get()
-		if want := []incident.EventCount{{"a", "GPU-1", 3, device.Owner{}, "xid_79", 1, at}}; !slices.Equal(known.Devices, want) {
+		if want := []incident.EventCount{{"a", "GPU-1", 3, allocation.Owner{}, "xid_79", 1, at}}; !slices.Equal(known.Devices, want) {
 			t.Errorf("got counts %v, want %v", known.Devices, want)
 		}
 		if want := []incident.EventCount{{"a", "GPU-1", 3, owner("one"), "xid_79", 1, at}}; !slices.Equal(known.Affected, want) {
@@ -43,108 +47,115 @@ func TestIncidentFields(t *testing.T) {
 		if known.Persisted || known.Err != nil {
 			t.Errorf("without a store: got persisted %v, error %v, want false, nil", known.Persisted, known.Err)
 		}
-		if n := s.log.count("level=WARN msg=incident"); n != 1 {
+		if n := s.logged("level=WARN msg=incident"); n != 1 {
 			t.Errorf("log messages: got %d, want 1", n)
 		}
 	})
 }
 
-func TestOneIncidentPerEvent(t *testing.T) {
-	gpu := gpuDevice("GPU-1")
-	gpu.MIGEnabled = true
-	one, two := gpu, gpu
-	one.ID, one.MIGEnabled, two.ID, two.MIGEnabled = "MIG-1", false, "MIG-2", false
-	for name, test := range map[string]struct {
-		affected []device.Device
-		want     []device.ID
-	}{
-		"a whole GPU":                           {[]device.Device{gpuDevice("GPU-2")}, []device.ID{"GPU-2"}},
-		"a partitioned GPU":                     {[]device.Device{gpu, one, two}, []device.ID{"GPU-1"}},
-		"a MIG device":                          {[]device.Device{two}, []device.ID{"MIG-2"}},
-		"a partitioned GPU without MIG devices": {[]device.Device{gpu}, []device.ID{"GPU-1"}},
-		"no device":                             {nil, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
-				s.Record(device.HealthEvent{At: time.Now(), GPU: "GPU-1", Affected: test.affected, Reason: "lost"})
-				var got []device.ID
-				for _, i := range s.incidents() {
-					got = append(got, i.Device)
-				}
-				if !slices.Equal(got, test.want) {
-					t.Errorf("recorded devices: got %v, want %v", got, test.want)
-				}
-			})
-		})
-	}
-}
-
-// TestAllocatedPartitionedGPU checks an allocation of a whole partitioned GPU, which is possible while its MIG devices are not listed.
-func TestAllocatedPartitionedGPU(t *testing.T) {
-	gpu := gpuDevice("GPU-1")
-	gpu.MIGEnabled = true
-	migDevice := gpu
-	migDevice.ID, migDevice.MIGEnabled = "MIG-1", false
+// TestGPUFaultIsOneIncident checks that a fault of a partitioned GPU is one
+// incident with all MIG devices and their containers.
+func TestGPUFaultIsOneIncident(t *testing.T) {
 	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
-		s.allocations.setOwner("GPU-1", owner("A"))
-		s.Record(xidEvent(79, gpu, migDevice))
-		i := slices.IndexFunc(s.incidents(), func(i incident.Incident) bool { return i.Device == "GPU-1" && affectedPods(i) == "A" })
-		if i < 0 {
-			t.Errorf("got incidents %+v, want one of the GPU", s.incidents())
+		s.Record(device.HealthEvent{At: time.Now(), GPU: "GPU-1", Reason: "lost"}) // of no device
+		s.script("own mig0 A; own mig0::1 C; own mig1 B; xid 79 partitioned2; xid 79 partitioned2; xid 31 mig1")
+		s.want(t, "at first", "mig1 xid_31 1 B", "GPU-1 xid_79 2 A C B")
+		known, _ := s.published.Get()
+		if want := []string{
+			"GPU-1 xid_79:2", "mig1 xid_31:1", "mig0 A xid_79:2", "mig0 C xid_79:2", "mig1 B xid_31:1", "mig1 B xid_79:2",
+		}; !slices.Equal(counts(known), want) {
+			t.Errorf("got counts %q, want %q", counts(known), want)
+		}
+		containers := `containers="[team/A/main team/C/main team/B/main]"`
+		if s.logged("level=WARN") != 1 || s.logged(containers) != 1 {
+			t.Errorf("want one warning with three containers:\n%s", s.log.String())
+		}
+		if i := known.Incidents[1]; !i.Concerns("GPU-1") || !i.Concerns("mig1") || i.Concerns("mig2") ||
+			i.MIGDevices[1] != (incident.AffectedMIGDevice{Device: "mig1", Profile: "1g.10gb"}) ||
+			i.Affected[2].Device != "mig1" {
+			t.Errorf("got incident %+v, want GPU-1 with mig1", i)
+		}
+
+		s.script("release mig1; 1s; xid 79 partitioned2")
+		s.want(t, "again, with other allocations", "GPU-1 xid_79 1 A C (B)", "mig1 xid_31 1 (B)", "GPU-1 xid_79 2 A C (B)")
+		s.Record(xidEvent("79", partitionedGPU(1)...))
+		if got := s.incidents(); len(got) != 4 || len(got[0].MIGDevices) != 1 {
+			t.Errorf("after the removal of a MIG device: got %+v", got)
+		}
+		s.restart()
+		s.script("healthy GPU-1")
+		for _, i := range s.incidents() {
+			if i.MarkedUnhealthy != (i.RecoveredAt != nil) || i.Device == "GPU-1" && len(i.MIGDevices) == 0 {
+				t.Errorf("after a restart and the recovery of the GPU: got %+v", i)
+			}
 		}
 	})
 }
 
-// TestRepeatedEvents checks that events that affect the same containers are one incident.
+// TestRetirement checks that a retirement is an incident with the operator's
+// note, and not counted as a fault.
+func TestRetirement(t *testing.T) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
+		s.script("own mig0 A")
+		for _, note := range []string{"fan", "slow"} {
+			s.Record(device.HealthEvent{
+				At: time.Now(), GPU: "GPU-1", Affected: partitionedGPU(2), Reason: device.ReasonRetired, Note: note,
+				MarkedUnhealthy: true,
+			})
+		}
+		s.want(t, "retired twice", "GPU-1 retired 1 A", "GPU-1 retired 1 A")
+		known, _ := s.published.Get()
+		if known.Incidents[0].Note != "slow" || known.Incidents[1].Note != "fan" || len(counts(known)) != 0 {
+			t.Errorf("got %+v, want the notes and no counts", known)
+		}
+		s.script("healthy GPU-1")
+		s.want(t, "trusted", "GPU-1 retired 1 A recovered", "GPU-1 retired 1 A recovered")
+	})
+}
+
+// TestHistoricalEvent checks that an event from before the start has no affected
+// container and is not counted.
+func TestHistoricalEvent(t *testing.T) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
+		s.script("own a A; past 79 a; xid 79 a; past 94 a")
+		s.want(t, "two historical events", "a xid_94 1 ??", "a xid_79 1 A", "a xid_79 1 ??")
+		if known, _ := s.published.Get(); len(known.Devices) != 1 || known.Devices[0].Count != 1 || !known.Incidents[2].Historical {
+			t.Errorf("got %+v, want one counted event", known)
+		}
+	})
+}
+
+// TestRepeatedEvents checks that events that affect the same containers are one
+// incident.
 func TestRepeatedEvents(t *testing.T) {
 	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
-		s.allocations.setOwner("a", owner("one"))
-		var ids []uint64
-		want := func(when string, counts ...uint64) {
-			t.Helper()
-			got := s.incidents()
-			var after []uint64
-			ids = nil
-			for _, i := range got {
-				after, ids = append(after, i.Count), append(ids, i.ID)
-			}
-			if !slices.Equal(after, counts) {
-				t.Errorf("%s: got events per incident %v, want %v", when, after, counts)
-			}
-		}
-		s.Record(xidEvent(31, gpuDevice("a")))
-		time.Sleep(30 * time.Second)
-		s.Record(xidEvent(31, gpuDevice("a")))
-		time.Sleep(30 * time.Second)
-		s.Record(xidEvent(31, gpuDevice("a")))
-		want("each within a minute", 3)
-		s.Record(xidEvent(43, gpuDevice("a")))
-		want("another Xid", 1, 3)
-		s.Record(xidEvent(31, gpuDevice("b")))
-		want("another device", 1, 1, 3)
-		s.allocations.setOwner("a", owner("two"))
-		s.Record(xidEvent(31, gpuDevice("a")))
-		want("another owner", 1, 1, 1, 3)
-		time.Sleep(61 * time.Second)
-		s.Record(xidEvent(31, gpuDevice("a")))
-		want("after more than a minute", 2, 1, 1, 3)
-		if !slices.IsSortedFunc(ids, func(a, b uint64) int { return int(int64(b) - int64(a)) }) {
-			t.Errorf("ids: got %v, want them descending", ids)
-		}
+		s.script("own a one; xid 31 a; 30s; xid 31 a; 30s; xid 31 a")
+		s.want(t, "each within a minute", "a xid_31 3 one")
+		s.script("xid 43 a")
+		s.want(t, "another Xid", "a xid_43 1 one", "a xid_31 3 one")
+		s.script("xid 31 b")
+		s.want(t, "another device", "b xid_31 1", "a xid_43 1 one", "a xid_31 3 one")
+		s.script("own a two; xid 31 a")
+		others := []string{"b xid_31 1", "a xid_43 1 (one)", "a xid_31 3 (one)"}
+		s.want(t, "another owner", append([]string{"a xid_31 1 two"}, others...)...)
+		s.script("61s; xid 31 a")
+		s.want(t, "after more than a minute", append([]string{"a xid_31 2 two"}, others...)...)
 		known, _ := s.published.Get()
 		if got := known.Devices; len(got) != 3 || got[0].Count != 5 {
 			t.Errorf("counts: got %v", got)
 		}
-		if got := known.Affected; len(got) != 3 || got[0].Pod != "one" || got[0].Count != 3 || got[1].Count != 1 || got[2].Count != 2 {
+		if got := known.Affected; len(got) != 3 || got[0].Pod != "one" || got[0].Count != 3 || got[1].Count != 1 ||
+			got[2].Count != 2 {
 			t.Errorf("counts of containers: got %v", got)
 		}
 	})
 }
 
-// TestStorm checks that a storm is published at most ten times a second, and that each event is counted.
+// TestStorm checks that a storm is published at most ten times a second, and that
+// each event is counted, before and after the kubelet names the owner.
 func TestStorm(t *testing.T) {
 	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
-		s.allocations.setOwner("a", owner("one"))
+		s.script("allocate a")
 		s.settle()
 		publications := make(chan int)
 		stop := make(chan struct{})
@@ -159,17 +170,17 @@ func TestStorm(t *testing.T) {
 				}
 			}
 		}()
-		for range 10_000 {
-			s.Record(xidEvent(31, gpuDevice("a")))
+		for i := range 10_000 {
+			if i == 50 {
+				s.script("own a one")
+			}
+			s.Record(xidEvent("31", gpuDevice("a")))
 			time.Sleep(time.Millisecond)
 		}
-		got := s.incidents()
+		s.want(t, "storm", "a xid_31 10000 one")
 		close(stop)
 		if n := <-publications; n < 90 || n > 110 {
 			t.Errorf("publications in ten seconds: got %d, want about 100", n)
-		}
-		if len(got) != 1 || got[0].Count != 10_000 {
-			t.Errorf("got incidents %v, want one with 10000 events", got)
 		}
 		if known, _ := s.published.Get(); known.Devices[0].Count != 10_000 || known.Affected[0].Count != 10_000 {
 			t.Errorf("counts: got %v, %v, want 10000", known.Devices, known.Affected)
@@ -179,18 +190,17 @@ func TestStorm(t *testing.T) {
 
 func TestBounds(t *testing.T) {
 	runFixture(t, incident.Options{MaxIncidents: 10, MaxAge: time.Hour}, func(t *testing.T, s *fixture) {
-		s.Record(xidEvent(79, gpuDevice("bad")))
-		time.Sleep(time.Second)
+		s.script("xid 79 bad; 1s")
 		for i := range 30 {
-			s.Record(xidEvent(94, gpuDevice(device.ID(fmt.Sprint("a", i)))))
-			s.Record(xidEvent(31, gpuDevice(device.ID(fmt.Sprint("b", i)))))
+			s.script(fmt.Sprintf("xid 94 a%d; xid 31 b%d", i, i))
 		}
-		s.Record(xidEvent(94, gpuDevice("here")))
+		s.script("xid 94 here")
 		var devices []device.ID
 		for _, i := range s.incidents() {
 			devices = append(devices, i.Device)
 		}
-		if want := []device.ID{"here", "b29", "a29", "b28", "a28", "a27", "a26", "a25", "a24", "bad"}; !slices.Equal(devices, want) {
+		want := []device.ID{"here", "b29", "a29", "b28", "a28", "a27", "a26", "a25", "a24", "bad"}
+		if !slices.Equal(devices, want) {
 			t.Errorf("got incidents of %v, want %v: two of software and eight others", devices, want)
 		}
 		time.Sleep(58 * time.Minute)
@@ -207,22 +217,34 @@ func TestBounds(t *testing.T) {
 	})
 }
 
-// TestRecoveryBeforeLateReport checks that a device that recovers before a delayed report of the kernel log has not recovered from that event.
+// TestRecovery checks when an incident is over.
+func TestRecovery(t *testing.T) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
+		s.script("healthy a; 1s; xid 79 a; xid 31 a") // the statuses have not changed yet
+		s.want(t, "before the device is unhealthy", "a xid_31 1", "a xid_79 1")
+		s.script("unhealthy a")
+		s.want(t, "while unhealthy", "a xid_31 1", "a xid_79 1")
+		s.statuses.Set([]device.Status{})
+		s.want(t, "while gone", "a xid_31 1", "a xid_79 1")
+		s.script("30s")
+		at := time.Now()
+		s.script("healthy a")
+		s.want(t, "healthy again", "a xid_31 1", "a xid_79 1 recovered")
+		if got := s.incidents()[1].RecoveredAt; !got.Equal(at) {
+			t.Errorf("recovered at %s, want %s", got, at)
+		}
+		s.script("1s; xid 79 a")
+		s.want(t, "next fault", "a xid_79 1", "a xid_31 1", "a xid_79 1 recovered")
+	})
+}
+
+// TestRecoveryBeforeLateReport checks that a device that recovers before a delayed
+// report of the kernel log has not recovered from that event.
 func TestRecoveryBeforeLateReport(t *testing.T) {
 	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
-		o := xidEvent(79, gpuDevice("a"))
-		time.Sleep(100 * time.Millisecond)
-		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now()}})
-		time.Sleep(400 * time.Millisecond)
-		s.Record(o)
-		if got := s.incidents(); got[0].RecoveredAt != nil {
-			t.Errorf("RecoveredAt: got %s, before the report", got[0].RecoveredAt)
-		}
-		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Reason: "xid_79", Since: time.Now()}})
-		time.Sleep(time.Second)
-		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now()}})
-		if got := s.incidents(); got[0].RecoveredAt == nil {
-			t.Error("RecoveredAt: got nil, want a time")
-		}
+		s.script("hold 79 a; 100ms; healthy a; 400ms; record")
+		s.want(t, "before the report", "a xid_79 1")
+		s.script("unhealthy a; 1s; healthy a")
+		s.want(t, "later", "a xid_79 1 recovered")
 	})
 }

@@ -6,86 +6,46 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"sync"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
-	"github.com/podgauge/podgauge/test/bubble"
 )
-
-// fakeStore is a Store in memory, with the JSON form of the incidents.
-type fakeStore struct {
-	mu     sync.Mutex
-	stored []byte // guarded by mu
-	urgent int    // guarded by mu
-}
-
-func (f *fakeStore) SaveIncidents(all []incident.Incident, urgent bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var err error
-	if f.stored, err = json.Marshal(all); err != nil {
-		panic(err)
-	}
-	if urgent {
-		f.urgent++
-	}
-}
-
-// read returns the incidents as the next process reads them.
-func (f *fakeStore) read() (all []incident.Incident) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if err := json.Unmarshal(f.stored, &all); err != nil {
-		panic(err)
-	}
-	return all
-}
-
-// restart ends a Log and starts the next one with the stored incidents.
-func (s *fixture) restart(o incident.Options) *fixture {
-	s.stop()
-	o.Stored = s.store.read()
-	return startFixture(o, newFakeAllocations())
-}
 
 // TestRestart checks that incidents and times continue, and that counts start
 // at 0.
 func TestRestart(t *testing.T) {
 	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
-		s.allocations.setOwner("a", owner("A"))
-		s.Record(xidEvent(79, gpuDevice("a")))
-		s.Record(xidEvent(31, gpuDevice("a")))
-		time.Sleep(time.Second)
-		s.Record(xidEvent(31, gpuDevice("a")))
+		s.script("own a A; xid 79 a; xid 31 a; 1s; xid 31 a")
 		before := s.incidents()
 		was, _ := s.published.Get()
-		if s.store.urgent != 1 {
-			t.Errorf("urgent saves: got %d, want 1 for xid_79", s.store.urgent)
+		if s.urgent != 1 {
+			t.Errorf("urgent saves: got %d, want 1 for xid_79", s.urgent)
 		}
-		s = s.restart(incident.Options{})
-		defer s.stop()
-		after, _ := s.published.Get() // before the kubelet reports the end of A
+		logged := s.logged("msg=incident")
+		s.restart()
+		after, _ := s.published.Get()
 		if n := len(after.Incidents); n != 2 || after.Incidents[0].Count != 2 || after.Incidents[0].ID != before[0].ID {
 			t.Errorf("incidents after a restart: got\n%v\nwant\n%v", after.Incidents, before)
 		}
-		if got := counts(after); len(got) != 4 || slices.ContainsFunc(slices.Collect(maps.Values(got)), func(n uint64) bool { return n > 0 }) {
-			t.Errorf("counts after a restart: got %v, want four zeros", got)
+		if want := []string{"a xid_31:0", "a xid_79:0", "a A xid_31:0", "a A xid_79:0"}; !slices.Equal(counts(after), want) {
+			t.Errorf("counts after a restart: got %q, want %q", counts(after), want)
 		}
-		if got := times(after); !reflect.DeepEqual(got, times(was)) {
+		if got := times(after); !slices.EqualFunc(got, times(was), time.Time.Equal) {
 			t.Errorf("times after a restart: got %v, want %v", got, times(was))
 		}
-		s.allocations.setOwner("a", owner("A"))
-		s.Record(xidEvent(31, gpuDevice("a")))
-		if got := s.incidents(); len(got) != 2 || got[0].ID <= before[0].ID || got[0].Count != 3 || !got[0].First.Equal(before[0].First) {
+		s.script("own a A; xid 31 a")
+		got := s.incidents()
+		if len(got) != 2 || got[0].ID <= before[0].ID || got[0].Count != 3 || !got[0].First.Equal(before[0].First) {
 			t.Errorf("repeated incident: got %+v, want a new id and three events", got)
 		}
 		if known, _ := s.published.Get(); known.Devices[0].Count != 1 || known.Affected[0].Count != 1 {
 			t.Errorf("counts: got %v, %v, want 1", known.Devices, known.Affected)
 		}
-		if n := s.log.count("msg=incident"); n != 1 {
+		if n := s.logged("msg=incident") - logged; n != 1 {
 			t.Errorf("incidents in the log of the second process: got %d, want 1", n)
 		}
 		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now().Add(-time.Hour)}})
@@ -95,71 +55,68 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// counts returns all exported counts.
-func counts(k incident.Snapshot) map[string]uint64 {
-	all := map[string]uint64{}
+// counts returns the exported counts: device, owner, reason and count.
+func counts(k incident.Snapshot) (all []string) {
 	for _, c := range slices.Concat(k.Devices, k.Affected) {
-		all[countName(c)] = c.Count
+		text := fmt.Sprintf("%s %s %s:%d", c.Device, c.Pod, c.Reason, c.Count)
+		all = append(all, strings.Join(strings.Fields(text), " "))
 	}
 	return all
 }
 
-// times returns the times of all exported counts, in nanoseconds.
-func times(k incident.Snapshot) map[string]int64 {
-	all := map[string]int64{}
+// times returns the times of the exported counts.
+func times(k incident.Snapshot) (all []time.Time) {
 	for _, c := range slices.Concat(k.Devices, k.Affected) {
-		all[countName(c)] = c.Last.UnixNano()
+		all = append(all, c.Last.Round(0))
 	}
 	return all
-}
-
-func countName(c incident.EventCount) string {
-	name := fmt.Sprint(c.Device, " ", c.GPU, " ", c.Index, " ")
-	if c.Pod != "" {
-		name += fmt.Sprint(c.Owner, " ")
-	}
-	return name + c.Reason
 }
 
 // TestUnnamedOwnerKeepsDevice checks that an owner without a name keeps the
 // device. A starting kubelet names the pods one by one.
 func TestUnnamedOwnerKeepsDevice(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		now := time.Now()
-		stored := []incident.Incident{{ID: 1, Device: "a", Reason: "xid_31", First: now, Last: now, Affected: []incident.AffectedContainer{
-			{Owner: owner("A")}, {Owner: owner("B")},
-		}}}
-		h := device.Allocations{At: now, All: []device.Allocation{{Resource: gpuResource, DeviceID: "a::1", Owner: owner("B")}}}
-		k := newFakeAllocations()
-		k.Set(h)
-		s := startFixture(incident.Options{Stored: stored}, k)
-		defer s.stop()
-		if got := affectedPods(s.incidents()[0]); got != "A B" {
-			t.Errorf("during the kubelet's start: got %q, want A B", got)
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
+		s.script("own a::0 A; own a::1 B; xid 31 a; 1s")
+		s.stop()
+		s.options.Stored = s.read()
+		s.allocations = newFakeAllocations()
+		h := allocation.Snapshot{
+			At: time.Now(), All: []allocation.Allocation{{Resource: gpuResource, DeviceID: "a::1", Owner: owner("B")}},
 		}
+		s.allocations.Set(h)
+		s.start()
+		s.want(t, "during the kubelet's start", "a xid_31 1 A B")
 		h.Complete = true
-		k.Set(h)
-		if got := affectedPods(s.incidents()[0]); got != "(A) B" {
-			t.Errorf("after the kubelet's start: got %q, want (A) B", got)
-		}
+		s.allocations.Set(h)
+		s.want(t, "after the kubelet's start", "a xid_31 1 (A) B")
 	})
 }
 
 // TestBoundedContainers checks that devices with many replicas keep at most
-// 8,192 containers: a quarter for errors of software.
+// 8,192 containers, a quarter for errors of software, also if the kubelet names
+// them after the errors.
 func TestBoundedContainers(t *testing.T) {
-	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
-		for n := range 256 {
-			s.allocations.setOwner(device.ID("a").Replica(n), owner(fmt.Sprint("pod-", n)))
+	runFixture(t, incident.Options{MaxIncidents: 10_000}, func(t *testing.T, s *fixture) {
+		allocations := allocation.Snapshot{At: time.Now(), Complete: true}
+		for n := range 60 * 128 {
+			id := device.ID(fmt.Sprintf("GPU-%02d", n/128)).Replica(n % 128)
+			allocations.All = append(allocations.All, allocation.Allocation{Resource: gpuResource, DeviceID: id})
 		}
-		for range 30 {
-			for _, xid := range []uint64{94, 31} {
-				event := xidEvent(xid, gpuDevice("a"))
-				event.MarkedUnhealthy = true // each is an incident
-				s.Record(event)
-			}
-			time.Sleep(61 * time.Second)
+		s.allocations.Set(allocations)
+		for n := range 60 {
+			d := gpuDevice(device.ID(fmt.Sprintf("GPU-%02d", n)))
+			s.Record(xidEvent("94", d))
+			s.Record(xidEvent("31", d))
 		}
+		allocations.All = slices.Clone(allocations.All)
+		for n := range allocations.All {
+			a := &allocations.All[n]
+			a.Owner = owner(fmt.Sprint("pod-", n))
+			allocations.Recent = append(allocations.Recent, allocation.Record{
+				Device: a.DeviceID.Device(), Owner: a.Owner, FirstSeen: allocations.At, LastSeen: time.Now(),
+			})
+		}
+		s.allocations.Set(allocations)
 		named := map[string]int{}
 		for _, i := range s.incidents() {
 			named[i.Reason] += len(i.Affected)
@@ -174,20 +131,23 @@ func TestBoundedContainers(t *testing.T) {
 // nothing. Old incidents expire after a day.
 func TestClockAhead(t *testing.T) {
 	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
-		s.allocations.setOwner("a", owner("A"))
-		s.Record(xidEvent(31, gpuDevice("a")))
-		s.settle()
+		s.script("own a A; xid 31 a; 1s")
 		s.stop()
-		time.Sleep(31 * 24 * time.Hour)
-		s = s.restart(incident.Options{})
-		defer s.stop()
-		time.Sleep(23 * time.Hour)
-		if known, _ := s.published.Get(); len(known.Incidents) != 1 || len(known.Devices) != 1 || len(known.Affected) != 1 {
-			t.Errorf("after a month of wall-clock time: got %+v, want one incident", known)
+		s.options.Stored = s.read()
+		s.script("744h")
+		s.allocations = newFakeAllocations()
+		s.start()
+		size := func() [3]int {
+			known, _ := s.published.Get()
+			return [3]int{len(known.Incidents), len(known.Devices), len(known.Affected)}
 		}
-		time.Sleep(2 * time.Hour)
-		if known, _ := s.published.Get(); len(known.Incidents) != 0 || len(known.Devices) != 0 || len(known.Affected) != 0 {
-			t.Errorf("after a day of runtime: got %+v, want no incidents", known)
+		s.script("23h")
+		if got := size(); got != [3]int{1, 1, 1} {
+			t.Errorf("after a month of wall-clock time: got %v, want one of each", got)
+		}
+		s.script("2h")
+		if got := size(); got != [3]int{} {
+			t.Errorf("after a day of runtime: got %v, want none", got)
 		}
 	})
 }
@@ -205,10 +165,10 @@ func FuzzStored(f *testing.F) {
 			return
 		}
 		for i := range saved {
-			var store fakeStore
-			sources := &fakeSources{allocations: newFakeAllocations()}
-			sources.newLog(incident.Options{Stored: stored, Store: &store, MaxIncidents: 10})
-			stored = store.read()
+			runFixture(t, incident.Options{Stored: stored, MaxIncidents: 10}, func(_ *testing.T, s *fixture) {
+				s.script("unknown")
+				stored = s.read()
+			})
 			if err := incident.Validate(stored); err != nil {
 				t.Fatalf("saved incidents: %v", err)
 			}

@@ -4,12 +4,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/allocation"
 )
 
 // TerminationLookup returns the termination of an assignment's container, and
 // whether its pod is known.
-type TerminationLookup = func(device.Assignment) (device.Termination, bool)
+type TerminationLookup = func(allocation.Assignment) (allocation.Termination, bool)
 
 // terminationTimeout bounds the search for an unknown pod: the kubelet reports
 // a pod before its allocation, and for some minutes after its deletion.
@@ -28,7 +28,7 @@ func (e *trackedIncident) updateTerminations(lookup TerminationLookup, now time.
 			continue
 		}
 		after := before
-		termination, known := lookup(device.Assignment{
+		termination, known := lookup(allocation.Assignment{
 			Owner: before.Owner, PodUID: before.UID, Since: before.Since, ObservedAt: e.startedAt,
 		})
 		// The kubelet may send any time, and JSON has four digits.
@@ -50,7 +50,7 @@ func (e *trackedIncident) updateTerminations(lookup TerminationLookup, now time.
 
 // merge returns p with the newest termination. The end of the affected run of
 // the container does not change; restarts and phase do.
-func (p *PodTermination) merge(termination device.Termination) *PodTermination {
+func (p *PodTermination) merge(termination allocation.Termination) *PodTermination {
 	if p == nil && !termination.Ended {
 		return nil
 	}
@@ -58,10 +58,14 @@ func (p *PodTermination) merge(termination device.Termination) *PodTermination {
 	if p != nil {
 		merged = *p
 	}
-	if merged.ExitCode == nil && termination.ExitCode != nil { // the kubelet reported the end of the pod before the container's
-		merged.At, merged.Reason, merged.ExitCode = termination.EndedAt, termination.Reason, termination.ExitCode
+	// The kubelet may report the end of the pod before the container's.
+	if merged.ExitCode == nil && termination.ExitCode != nil {
+		merged.At = termination.EndedAt
+		merged.Reason = termination.Reason
+		merged.ExitCode = termination.ExitCode
 	}
-	merged.Phase, merged.Restarts = termination.PodPhase, termination.Restarts
+	merged.Phase = termination.PodPhase
+	merged.Restarts = termination.Restarts
 	if p != nil && merged == *p {
 		return p
 	}

@@ -4,23 +4,24 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
 // maxAffected bounds the affected containers of an incident: a device may have
 // many replicas.
-const maxAffected = 256
+const maxAffected = 128
 
 // trackedIncident is an Incident with its private state. Published parts of the
 // Incident (Affected and pointers) are replaced, never written.
 type trackedIncident struct {
 	Incident
-	startedAt          time.Time           // the first event that affected the containers without Last
-	software           bool                // as in xid.BySoftware
-	merged             bool                // with the incidents that it repeats
-	deviceIDs          []device.ID         // of the affected devices
-	allocations        []device.Allocation // of each of them at the event
-	unnamedAllocations []device.Allocation // those without an owner, until ownerDeadline
+	startedAt          time.Time               // the first event that affected the containers without Last
+	software           bool                    // as in xid.BySoftware
+	merged             bool                    // with the incidents that it repeats
+	deviceIDs          []device.ID             // of the affected devices
+	allocations        []allocation.Allocation // of each of them at the event
+	unnamedAllocations []allocation.Allocation // those without an owner, until ownerDeadline
 	ownerDeadline      time.Time
 
 	recordedAt         time.Time // time of the newest Record; zero: of an earlier process
@@ -39,7 +40,7 @@ func (e *trackedIncident) count(o *device.HealthEvent, now time.Time) {
 	if !e.isCounted() {
 		return
 	}
-	e.counters.add(&e.Incident, e.Device, device.Owner{}, 1, o.At)
+	e.counters.add(&e.Incident, e.Device, allocation.Owner{}, 1, o.At)
 	for _, c := range e.Affected {
 		if c.Last.IsZero() {
 			e.counters.add(&e.Incident, e.DeviceOf(c), c.Owner, 1, o.At)
@@ -48,7 +49,7 @@ func (e *trackedIncident) count(o *device.HealthEvent, now time.Time) {
 }
 
 // addAffected adds an affected container, once.
-func (e *trackedIncident) addAffected(s device.AllocationRecord, until time.Time) {
+func (e *trackedIncident) addAffected(s allocation.Record, until time.Time) {
 	if len(e.Affected) == maxAffected || e.isAffected(s.Owner, s.Device) {
 		return
 	}
@@ -63,8 +64,10 @@ func (e *trackedIncident) addAffected(s device.AllocationRecord, until time.Time
 	}
 }
 
-func (e *trackedIncident) isAffected(o device.Owner, id device.ID) bool {
-	return slices.ContainsFunc(e.Affected, func(c AffectedContainer) bool { return c.Owner == o && e.DeviceOf(c) == id })
+func (e *trackedIncident) isAffected(o allocation.Owner, id device.ID) bool {
+	return slices.ContainsFunc(e.Affected, func(c AffectedContainer) bool {
+		return c.Owner == o && e.DeviceOf(c) == id
+	})
 }
 
 // setAffected replaces an affected container.
@@ -76,13 +79,14 @@ func (e *trackedIncident) setAffected(i int, c AffectedContainer) {
 
 // currentAllocations returns the allocations of each affected device, in the
 // order of deviceIDs.
-func (e *trackedIncident) currentAllocations(h *device.Allocations) (rows []device.Allocation) {
+func (e *trackedIncident) currentAllocations(h *allocation.Snapshot) (rows []allocation.Allocation) {
 	for _, id := range e.deviceIDs {
 		rows = append(rows, h.ForDevice(id)...)
 	}
 	return rows
 }
 
+// isNeededLess reports whether an incident is removed before another, older one.
 func (e *trackedIncident) isNeededLess(o *trackedIncident, byNamespace map[string]int) bool {
 	if e.isOpen() != o.isOpen() {
 		return !e.isOpen()

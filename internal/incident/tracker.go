@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/xid"
 )
@@ -13,7 +14,7 @@ const (
 	// ahead at boot must not delete them.
 	clockTrustDelay = 24 * time.Hour
 	// maxAffectedTotal bounds the affected containers of all incidents, and
-	// thereby the size of the file.
+	// thereby memory and the size of the file.
 	maxAffectedTotal = 8192
 	// softwareQuota divides the incidents and their containers: errors of
 	// software have one part, all others have the rest.
@@ -32,10 +33,6 @@ type tracker struct {
 
 	changed bool // since the last snapshot
 	urgent  bool // a device turned unhealthy since the last snapshot
-}
-
-func newTracker(maxIncidents int, maxAge time.Duration, now time.Time) *tracker {
-	return &tracker{maxIncidents: maxIncidents, maxAge: maxAge, startedAt: now, counters: counterSet{}}
 }
 
 // load adds the incidents of an earlier process, newest first, before the first
@@ -60,7 +57,7 @@ func (t *tracker) load(stored []Incident) {
 	t.evict()
 	for _, e := range t.entries {
 		if e.isCounted() {
-			t.counters.add(&e.Incident, e.Device, device.Owner{}, 0, e.Last)
+			t.counters.add(&e.Incident, e.Device, allocation.Owner{}, 0, e.Last)
 			for _, c := range e.Affected {
 				t.counters.add(&e.Incident, e.DeviceOf(c), c.Owner, 0, e.LastOf(c))
 			}
@@ -71,7 +68,7 @@ func (t *tracker) load(stored []Incident) {
 
 // record records an event: an incident of the GPU if the GPU is affected, with
 // all its MIG devices.
-func (t *tracker) record(o *device.HealthEvent, h *device.Allocations, now time.Time) {
+func (t *tracker) record(o *device.HealthEvent, h *allocation.Snapshot, now time.Time) {
 	if len(o.Affected) == 0 {
 		return
 	}
@@ -98,13 +95,17 @@ func (t *tracker) newest(id device.ID, reason string) *trackedIncident {
 }
 
 // newIncident adds an incident of a device without events.
-func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device.Allocations, now time.Time) *trackedIncident {
+func (t *tracker) newIncident(
+	o *device.HealthEvent, d *device.Device, h *allocation.Snapshot, now time.Time,
+) *trackedIncident {
 	t.lastID = max(t.lastID+1, uint64(max(now.UnixMilli(), 0)))
-	e := &trackedIncident{startedAt: o.At, software: xid.BySoftware(o.Reason), counters: t.counters, Incident: Incident{
+	e := &trackedIncident{startedAt: o.At, software: xid.BySoftware(o.Reason), counters: t.counters}
+	e.Incident = Incident{
 		ID: t.lastID, First: o.At, Last: o.At,
 		Device: d.ID, GPU: d.GPU, Index: d.Index, Profile: d.Profile, Model: d.Model, PCI: d.PCI,
-		Reason: o.Reason, Note: o.Note, Xid: o.Xid, Class: o.Class, Action: o.Action, Source: o.Source, Historical: o.Historical,
-	}}
+		Reason: o.Reason, Note: o.Note, Xid: o.Xid, Class: o.Class, Action: o.Action,
+		Source: o.Source, Historical: o.Historical,
+	}
 	unallocated := false
 	for _, a := range o.Affected {
 		e.deviceIDs = append(e.deviceIDs, a.ID)
@@ -117,13 +118,14 @@ func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device
 	if e.Historical {
 		e.AffectedUnknown = true
 	} else {
-		e.unnamedAllocations = slices.DeleteFunc(slices.Clone(e.allocations), func(r device.Allocation) bool { return r.Owner != (device.Owner{}) })
+		isNamed := func(r allocation.Allocation) bool { return r.Owner != (allocation.Owner{}) }
+		e.unnamedAllocations = slices.DeleteFunc(slices.Clone(e.allocations), isNamed)
 		e.attribute(h)
-		e.OwnersIncomplete, e.ownerDeadline = len(e.unnamedAllocations) > 0, now.Add(ownerTimeout)
+		e.OwnersIncomplete = len(e.unnamedAllocations) > 0
+		e.ownerDeadline = now.Add(ownerTimeout)
 		e.AffectedUnknown = unallocated && !h.Complete
 	}
 	t.entries = append(t.entries, e)
-	t.evict()
 	return e
 }
 
@@ -153,7 +155,8 @@ func (t *tracker) mergeRepeats() {
 func (t *tracker) evict() {
 	one := func(*trackedIncident) int { return 1 }
 	containers := func(e *trackedIncident) int { return len(e.Affected) }
-	softwareIncidents, softwareContainers := max(1, t.maxIncidents/softwareQuota), maxAffectedTotal/softwareQuota
+	softwareIncidents := max(1, t.maxIncidents/softwareQuota)
+	softwareContainers := maxAffectedTotal / softwareQuota
 	t.evictBeyond(true, softwareIncidents, one)
 	t.evictBeyond(true, softwareContainers, containers)
 	t.evictBeyond(false, max(1, t.maxIncidents-softwareIncidents), one)
@@ -165,23 +168,26 @@ func (t *tracker) evict() {
 // recovered devices, and never the newest incident. So no namespace removes all
 // incidents of another one.
 func (t *tracker) evictBeyond(software bool, limit int, size func(*trackedIncident) int) {
-	for {
-		total, byNamespace, least := 0, map[string]int{}, -1
-		for _, e := range t.entries {
-			if e.software == software {
-				total += size(e)
-				byNamespace[e.namespace()] += size(e)
-			}
+	total, byNamespace := 0, map[string]int{}
+	for _, e := range t.entries {
+		if e.software == software {
+			total += size(e)
+			byNamespace[e.namespace()] += size(e)
 		}
-		for i, e := range t.entries {
-			if e.software == software && size(e) > 0 && i < len(t.entries)-1 &&
-				(least < 0 || e.isNeededLess(t.entries[least], byNamespace)) {
+	}
+	for total > limit {
+		least := -1
+		for i, e := range t.entries[:len(t.entries)-1] {
+			isCandidate := e.software == software && size(e) > 0
+			if isCandidate && (least < 0 || e.isNeededLess(t.entries[least], byNamespace)) {
 				least = i
 			}
 		}
-		if total <= limit || least < 0 {
+		if least < 0 {
 			return
 		}
+		total -= size(t.entries[least])
+		byNamespace[t.entries[least].namespace()] -= size(t.entries[least])
 		t.entries = slices.Delete(t.entries, least, least+1)
 		t.changed = true
 	}
@@ -191,7 +197,6 @@ func (t *tracker) evictBeyond(software bool, limit int, size func(*trackedIncide
 func (t *tracker) prune(now time.Time) {
 	before := len(t.entries)
 	t.entries = slices.DeleteFunc(t.entries, func(e *trackedIncident) bool { return t.expired(e.Last, now) })
-	t.evict() // the kubelet may have named containers since
 	t.changed = t.counters.retain(t.incidents()) || t.changed || len(t.entries) < before
 }
 
@@ -200,19 +205,21 @@ func (t *tracker) prune(now time.Time) {
 // clockTrustDelay, and the monotonic clock must agree.
 func (t *tracker) expired(last, now time.Time) bool {
 	uptime := now.Sub(t.startedAt) // monotonic
-	return uptime >= min(t.maxAge, clockTrustDelay) && earliest(now.Round(0), t.startedAt.Round(0).Add(uptime)).Sub(last) > t.maxAge
+	wallClock := earliest(now.Round(0), t.startedAt.Round(0).Add(uptime))
+	return uptime >= min(t.maxAge, clockTrustDelay) && wallClock.Sub(last) > t.maxAge
 }
 
 // update applies the state of the sources, and reports whether the termination
 // of some container is not final.
 func (t *tracker) update(
-	statuses []device.Status, h *device.Allocations, lookup TerminationLookup, now time.Time,
+	statuses []device.Status, h *allocation.Snapshot, lookup TerminationLookup, now time.Time,
 ) (awaitsTermination bool) {
 	t.markRecovered(statuses, now)
 	for _, e := range t.entries {
 		e.updateAffected(h, now)
 	}
 	t.mergeRepeats()
+	t.evict() // the kubelet may have named containers
 	for _, e := range t.entries {
 		if lookup != nil {
 			e.updateTerminations(lookup, now)

@@ -55,24 +55,15 @@ func (k *fakeKernelLog) open() (io.ReadCloser, error) {
 	return t, nil
 }
 
-// setOpenError makes open fail; nil: succeed.
-func (k *fakeKernelLog) setOpenError(err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.openErr = err
-}
-
 func (k *fakeKernelLog) uptime() time.Duration { return time.Since(k.bootedAt) }
 
-// write adds records with the current time.
-func (k *fakeKernelLog) write(messages ...string) { k.writeAt(k.uptime(), messages...) }
-
+// writeAt adds records of a time since the boot.
 func (k *fakeKernelLog) writeAt(since time.Duration, messages ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, m := range messages {
-		k.records = append(k.records, fmt.Sprintf("4,%d,%d,-;%s\n KEY=x\n", len(k.records)+100, since.Microseconds(),
-			m))
+		k.records = append(k.records,
+			fmt.Sprintf("4,%d,%d,-;%s\n KEY=x\n", len(k.records)+100, since.Microseconds(), m))
 	}
 }
 
@@ -116,52 +107,139 @@ type readerFixture struct {
 	*testing.T
 	*fakeKernelLog
 	*Reader
-	known        map[string]device.GPU // by address
-	lastReported func(device.Event) time.Time
-	got          []device.Event
-	times        []time.Time  // of got
-	logBuf       bytes.Buffer // guarded by mu
+	known    map[string]device.GPU // by address
+	reported time.Time             // Xid 79 of GPU-1, by an earlier process
+	got      []string
+	times    []time.Time  // of got
+	logBuf   bytes.Buffer // guarded by mu
 }
 
-const (
-	addressGPU1 = "0000:1a:00"
-	addressGPU2 = "0000:1b:00"
-	gpu1        = device.GPU("GPU-1")
-	gpu2        = device.GPU("GPU-2")
-	migDeviceID = device.ID("MIG-a") // GPU instance 7 of both GPUs
-)
-
-// xidLine returns the driver's message for an Xid.
-func xidLine(pci string, xid int) string {
-	return fmt.Sprintf("NVRM: Xid (PCI:%s): %d, pid=1, name=a, b", pci, xid)
+// xidLine returns the driver's message for an Xid of a GPU: "1", "ff", or "2/7"
+// for GPU instance 7.
+func xidLine(gpu, xid string) string {
+	gpu, instance, isMIG := strings.Cut(gpu, "/")
+	if isMIG {
+		instance = " GPU-I:0" + instance
+	}
+	return fmt.Sprintf("NVRM: Xid (PCI:0000:%02s:00%s): %s, pid=1, name=a, b", gpu, instance, xid)
 }
 
-// runTest runs a test in a synctest bubble.
-func runTest(t *testing.T, body func(s *readerFixture)) {
+// runTest runs a script in a synctest bubble. Its lines are pauses, and
+//
+//	xid GPU XID, past D GPU XID   the driver's line now, and D after the boot
+//	load                          the line of a driver that is loaded
+//	run                           starts the Reader, an hour after the boot
+//	unlist, list GPU              the GPU is unknown; known
+//	fail ERR, open ERR            the next read fails; opening fails
+//	want REPORT, …                the reports since the previous line
+//	log TIMES TEXT                of the Reader
+func runTest(t *testing.T, script string) {
 	bubble.Test(t, func(t *testing.T) {
-		s := &readerFixture{
-			T: t, fakeKernelLog: newKernel(),
-			known: map[string]device.GPU{addressGPU1: gpu1, addressGPU2: gpu2},
-		}
+		s := &readerFixture{T: t, fakeKernelLog: newKernel(), known: map[string]device.GPU{}}
 		s.Reader = NewReader("", s, slog.New(slog.NewTextHandler(s, nil)))
 		s.source = s.fakeKernelLog
-		body(s)
+		for _, gpu := range []string{"1", "2"} {
+			s.script("list " + gpu)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		before, after, _ := strings.Cut(script, "run;")
+		s.script(before)
+		go func() { ended <- s.Reader.Run(ctx) }() // ends with ctx
+		synctest.Wait()
+		s.script(after)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
 	})
 }
 
-// LastReported returns the time of an earlier process's report; zero unless a
-// test sets lastReported.
+var scriptErrors = map[string]error{
+	"EOF": io.EOF, "EPIPE": syscall.EPIPE, "ENOENT": fs.ErrNotExist, "ok": nil,
+	"EPERM": &fs.PathError{Op: "open", Path: "/dev/kmsg", Err: syscall.EPERM},
+}
+
+func (s *readerFixture) script(script string) {
+	s.Helper()
+	for line := range strings.SplitSeq(script, ";") {
+		words := strings.Fields(line)
+		if len(words) == 0 {
+			continue
+		}
+		if pause, err := time.ParseDuration(words[0]); err == nil {
+			time.Sleep(pause)
+			continue
+		}
+		args := words[1:]
+		switch words[0] {
+		case "xid":
+			s.writeAt(s.uptime(), xidLine(args[0], args[1]))
+		case "past":
+			age, _ := time.ParseDuration(args[0])
+			s.writeAt(age, xidLine(args[1], args[2]))
+		case "load":
+			s.writeAt(s.uptime(), "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05")
+		case "nvlink": // SEVERITY of an NVLink error of GPU 1
+			s.writeAt(s.uptime(), "NVRM: Xid (PCI:0000:01:00): 145, TREX "+args[0]+" XC0 i0 Link 02 (0x0)")
+		case "other":
+			s.writeAt(s.uptime(), "usb 1-1: new device")
+		case "list":
+			s.locked(func() { s.known[fmt.Sprintf("0000:%02s:00", args[0])] = device.GPU("GPU-" + args[0]) })
+		case "unlist":
+			s.locked(func() { delete(s.known, fmt.Sprintf("0000:%02s:00", args[0])) })
+		case "fail":
+			s.failNextRead(scriptErrors[args[0]])
+		case "open":
+			s.locked(func() { s.openErr = scriptErrors[args[0]] })
+		case "reported": // D after the boot
+			age, _ := time.ParseDuration(args[0])
+			s.reported = s.bootedAt.Add(age)
+		case "want":
+			s.wantReports(strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(line), "want")))
+		case "log":
+			s.wantLogged(strings.Join(args[1:], " "), args[0])
+		case "opened":
+			if got := fmt.Sprint(s.opened); got != args[0] {
+				s.Errorf("%s: got %s", line, got)
+			}
+		default:
+			s.Fatal("unknown command: ", line)
+		}
+	}
+}
+
+func (s *readerFixture) locked(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+// LastReported returns the time of an earlier process's report.
 func (s *readerFixture) LastReported(e device.Event) time.Time {
-	if s.lastReported == nil {
+	if e.GPU != "GPU-1" || e.Xid != 79 {
 		return time.Time{}
 	}
-	return s.lastReported(e)
+	return s.reported
 }
 
 func (s *readerFixture) Report(_ context.Context, e device.Event, count int, at time.Time) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.got, s.times = append(s.got, slices.Repeat([]device.Event{e}, count)...), append(s.times, at)
+	text := fmt.Sprintf("%s %s %d ", e.GPU, e.Device, e.Xid) + [...]string{
+		device.RecoveryNone: "itself", device.RecoveryChecksPass: "check", device.RecoveryAfterReset: "reset",
+	}[e.Recovery]
+	if e.Severity == device.SeverityNonfatal {
+		text += " nonfatal"
+	}
+	if e.Historical {
+		text += " past"
+	}
+	if e.Source != "kmsg" {
+		s.Errorf("got source %q", e.Source)
+	}
+	text = strings.Join(strings.Fields(text), " ")
+	s.locked(func() {
+		s.got, s.times = append(s.got, slices.Repeat([]string{text}, count)...), append(s.times, at)
+	})
 	return nil
 }
 
@@ -172,120 +250,100 @@ func (s *readerFixture) Write(line []byte) (int, error) {
 	return s.logBuf.Write(line)
 }
 
-// addGPU maps an address to a GPU.
-func (s *readerFixture) addGPU(pci string, gpu device.GPU) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.known[pci] = gpu
-}
-
 // EventOf returns events that need no recovery for Xid 31, passed checks for
 // Xid 74, and a reset for all others.
-func (s *readerFixture) EventOf(l XidLine) (device.Event, bool) {
-	s.mu.Lock()
-	gpu, known := s.known[l.PCI]
-	s.mu.Unlock()
-	e := device.Event{GPU: gpu, Xid: l.Xid, Recovery: device.RecoveryAfterReset, Class: "c", Action: "a"}
+func (s *readerFixture) EventOf(l XidLine) (e device.Event, known bool) {
+	e = device.Event{Xid: l.Xid, Recovery: device.RecoveryAfterReset, Class: "c", Action: "a"}
+	s.locked(func() { e.GPU, known = s.known[l.PCI] })
 	switch l.Xid {
 	case 31:
 		e.Recovery = device.RecoveryNone
 	case 74:
 		e.Recovery = device.RecoveryChecksPass
+	case 145:
+		e.Severity = device.SeverityUndecided
 	}
 	if l.GI == 7 {
-		e.Device = migDeviceID
+		e.Device = "MIG-a"
 	}
 	return e, known
 }
 
-// runReader runs the Reader during body, and waits for the end of Run.
-func (s *readerFixture) runReader(body func()) {
-	s.Helper()
-	ctx, cancel := context.WithCancel(s.Context())
-	done := make(chan error)
-	go func() { done <- s.Reader.Run(ctx) }() // ends with ctx; received below
-	synctest.Wait()
-	body()
-	cancel()
-	if err := <-done; err != nil {
-		s.Errorf("Run: %v", err)
-	}
-}
-
 // wantReports checks the reports since the previous call, after two more reads.
-func (s *readerFixture) wantReports(when string, want ...string) {
+func (s *readerFixture) wantReports(want string) {
 	s.Helper()
 	time.Sleep(2*readInterval + readInterval/2)
 	synctest.Wait()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var got []string
-	for _, e := range s.got {
-		recovery := map[device.Recovery]string{
-			device.RecoveryNone: "itself", device.RecoveryChecksPass: "check",
-			device.RecoveryAfterReset: "reset",
-		}[e.Recovery]
-		source := e.Source
-		if e.Historical {
-			source += "_past"
+	s.locked(func() {
+		if got := strings.Join(s.got, ", "); got != want {
+			s.Errorf("got reports %q, want %q", got, want)
 		}
-		got = append(got, strings.Join(strings.Fields(fmt.Sprintf("%s %s %d %s %s", e.GPU, e.Device, e.Xid, recovery,
-			source)), " "))
-	}
-	s.got = nil
-	if !slices.Equal(got, want) {
-		s.Errorf("%s: got %q, want %q", when, got, want)
-	}
+		s.got = nil
+	})
 }
 
-func (s *readerFixture) wantLogged(text string, times int) {
+func (s *readerFixture) wantLogged(text, times string) {
 	s.Helper()
 	synctest.Wait()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if n := strings.Count(s.logBuf.String(), text); n != times {
-		s.Errorf("logs of %q: got %d, want %d:\n%s", text, n, times, s.logBuf.String())
+	s.locked(func() {
+		if n := strings.Count(s.logBuf.String(), text); fmt.Sprint(n) != times {
+			s.Errorf("logs of %q: got %d, want %s:\n%s", text, n, times, s.logBuf.String())
+		}
+	})
+}
+
+func TestReader(t *testing.T) {
+	for name, script := range map[string]string{
+		"new records": `run; other; xid 1 79; xid 2/7 31; want GPU-1 79 reset, GPU-2 MIG-a 31 itself
+			; 1h; xid 1 79; xid 1 79; want GPU-1 79 reset, GPU-1 79 reset; log 0 level`,
+		// Xids from before the start only request checks, once per kind.
+		"historical records": `past 1m 1 79; past 1m 1 31; past 1m 2/7 95; past 1m 1 79; past 1m 1 74
+			; run; want GPU-1 79 check past, GPU-2 95 check past, GPU-1 74 check past; xid 1 79; want GPU-1 79 reset; 1h; want`,
+		// Loading the driver resets all GPUs.
+		"a loaded driver":             `past 1m 1 79; past 1m 2 95; load; past 59m 2 64; run; want GPU-2 64 check past`,
+		"a loaded driver, not listed": `unlist 1; run; xid 1 79; load; xid 1 95; want; list 1; 2s; want GPU-1 95 reset`,
+		"severities":                  `run; nvlink Nonfatal; want GPU-1 145 itself nonfatal; nvlink Fatal; want GPU-1 145 reset`,
+		"reported by an earlier process": `reported 30m; past 30m2s 1 79; past 30m2s 2 79; past 30m2s 1 95
+			; run; want GPU-2 79 check past, GPU-1 95 check past`,
+		"later than the earlier process's report": `reported 30m; past 31m 1 79
+			; run; want GPU-1 79 check past; xid 1 79; want GPU-1 79 reset`,
+		// A line waits for the listing of its GPU.
+		"an unknown GPU": `unlist 1; past 1m 1 95; run; xid 1 79; xid 2 74; want GPU-2 74 check; 1m; want
+			; list 1; want GPU-1 95 check past, GPU-1 79 reset
+			; xid ff 79; 6m; list ff; want; log 1 unknown GPU in the kernel log`,
+		"an overrun": `run; fail EPIPE; xid 1 79; want GPU-1 79 reset; fail EPIPE; xid 1 79; want GPU-1 79 reset
+			; log 1 lines are lost; opened 1`,
+		"a failed log": `past 1m 1 95; run; xid 1 79; want GPU-1 95 check past, GPU-1 79 reset
+			; fail EOF; xid 1 74; 5s; want; 10s; want GPU-1 74 check; fail EOF; 20s; xid 1 74; want GPU-1 74 check
+			; log 1 cannot read kernel log; open ENOENT; fail EOF; 100s; open ok; 20s; xid 1 79; want GPU-1 79 reset`,
+		"a missing log":   `open ENOENT; run; 1h; log 1 kernel log not readable; log 1 level; opened 1`,
+		"a forbidden log": `open EPERM; run; 1h; log 1 kernel log not readable; log 1 level; opened 1`,
+		// Equal lines are counted, and the kinds of lines are bounded.
+		"a storm": "run;" + strings.Repeat("xid 1 79;", 1000) + "want " + strings.Repeat("GPU-1 79 reset, ", 999) + "GPU-1 79 reset;" +
+			manyKinds() + "xid 1 79; want; log 1 too many Xids of unknown GPUs; 10m; xid 1 79; want GPU-1 79 reset",
+	} {
+		t.Run(name, func(t *testing.T) { runTest(t, script) })
 	}
 }
 
-func TestFollow(t *testing.T) {
-	runTest(t, func(s *readerFixture) {
-		s.runReader(func() {
-			s.write("usb 1-1: new device", xidLine(addressGPU1, 79), "NVRM: GPU at PCI:0000:1a:00: GPU-1",
-				xidLine(addressGPU2+" GPU-I:07", 31))
-			s.wantReports("new records", "GPU-1 79 reset kmsg", "GPU-2 MIG-a 31 itself kmsg")
-			time.Sleep(time.Hour)
-			s.write(xidLine(addressGPU1, 79), xidLine(addressGPU1, 79))
-			s.wantReports("repeated records", "GPU-1 79 reset kmsg", "GPU-1 79 reset kmsg")
-		})
-		s.wantLogged("level", 0)
-	})
-}
-
-// TestHistoricalRecords checks that Xids from before the start only request
-// checks, once per kind.
-func TestHistoricalRecords(t *testing.T) {
-	runTest(t, func(s *readerFixture) {
-		s.writeAt(time.Minute, xidLine(addressGPU1, 79), xidLine(addressGPU1, 31), xidLine(addressGPU2+" GPU-I:07", 95),
-			xidLine(addressGPU1, 79), xidLine(addressGPU1, 74))
-		s.runReader(func() {
-			s.wantReports("historical records", "GPU-1 79 check kmsg_past", "GPU-2 95 check kmsg_past",
-				"GPU-1 74 check kmsg_past")
-			s.write(xidLine(addressGPU1, 79))
-			s.wantReports("new record", "GPU-1 79 reset kmsg")
-			time.Sleep(time.Hour)
-			s.wantReports("an hour later")
-		})
-	})
+// manyKinds writes more kinds of lines about an unknown GPU than wait.
+func manyKinds() (script string) {
+	for xid := range 300 {
+		script += fmt.Sprintf("xid ff %d;", xid+1)
+	}
+	return script
 }
 
 // TestReportTimes checks the times of reports for late reads and for wrong
 // clocks of the log.
 func TestReportTimes(t *testing.T) {
-	runTest(t, func(s *readerFixture) {
+	bubble.Test(t, func(t *testing.T) {
+		s := &readerFixture{T: t, fakeKernelLog: newKernel(), known: map[string]device.GPU{"0000:01:00": "GPU-1"}}
+		s.Reader = NewReader("", s, slog.New(slog.DiscardHandler))
+		s.source = s.fakeKernelLog
 		wants := func(when string, want ...time.Time) {
 			t.Helper()
-			time.Sleep(3 * readInterval)
+			s.script("3s")
 			synctest.Wait()
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -297,209 +355,27 @@ func TestReportTimes(t *testing.T) {
 			}
 			s.times = nil
 		}
-		s.writeAt(20*time.Minute, xidLine(addressGPU1, 95))
-		s.writeAt(2*time.Hour, xidLine(addressGPU1, 64)) // the log's clock is an hour ahead
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		s.script("past 20m 1 95; past 30m 2 95; past 2h 1 64") // the log's clock is an hour ahead
 		begun := time.Now()
-		s.runReader(func() {
-			wants("historical records", s.bootedAt.Add(20*time.Minute), begun)
-			time.Sleep(10500 * time.Millisecond)
-			s.write(xidLine(addressGPU1, 79))
-			wants("next read", time.Now())
-			s.writeAt(s.uptime()-time.Minute, xidLine(addressGPU1, 79)) // the log's clock is a minute behind
-			wants("next read by another clock", time.Now())
-		})
+		go func() { ended <- s.Reader.Run(ctx) }()
+		wants("historical records", s.bootedAt.Add(20*time.Minute), begun)
+		s.script("list 2")
+		wants("a GPU listed later", s.bootedAt.Add(30*time.Minute))
+		s.script("10500ms; xid 1 79")
+		wants("next read", time.Now())
+		s.script("past 1m 1 79") // the log's clock is behind
+		wants("next read by another clock", time.Now())
+		cancel()
+		<-ended
 	})
-	runTest(t, func(s *readerFixture) {
-		delete(s.known, addressGPU2)
-		s.writeAt(30*time.Minute, xidLine(addressGPU2, 95))
-		s.runReader(func() {
-			time.Sleep(time.Minute)
-			s.addGPU(addressGPU2, gpu2)
-			time.Sleep(2 * time.Second)
-			synctest.Wait()
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if len(s.times) != 1 || !s.times[0].Equal(s.bootedAt.Add(30*time.Minute)) {
-				t.Errorf("GPU listed a minute later: got times %v, want the record's time", s.times)
-			}
-		})
-	})
-}
-
-// TestDriverLoaded checks that loading the driver drops earlier Xids.
-func TestDriverLoaded(t *testing.T) {
-	runTest(t, func(s *readerFixture) {
-		s.writeAt(time.Minute, xidLine(addressGPU1, 79), xidLine(addressGPU2, 95),
-			"NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05", xidLine(addressGPU2, 64))
-		s.runReader(func() { s.wantReports("historical records", "GPU-2 64 check kmsg_past") })
-	})
-	runTest(t, func(s *readerFixture) {
-		delete(s.known, addressGPU1)
-		s.runReader(func() {
-			s.write(xidLine(addressGPU1, 79), "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05",
-				xidLine(addressGPU1, 95))
-			s.wantReports("unknown GPU")
-			s.addGPU(addressGPU1, gpu1)
-			time.Sleep(2 * time.Second)
-			s.wantReports("GPU listed", "GPU-1 95 reset kmsg")
-		})
-	})
-}
-
-// TestLastReported checks that Xids of an earlier process are not reported
-// again.
-func TestLastReported(t *testing.T) {
-	runTest(t, func(s *readerFixture) {
-		s.lastReported = func(e device.Event) time.Time {
-			if e.GPU != gpu1 || e.Xid != 79 {
-				return time.Time{}
-			}
-			return s.bootedAt.Add(30 * time.Minute)
-		}
-		s.writeAt(30*time.Minute+2*time.Second, xidLine(addressGPU1, 79), xidLine(addressGPU2, 79),
-			xidLine(addressGPU1, 95))
-		s.runReader(func() {
-			s.wantReports("reported by an earlier process", "GPU-2 79 check kmsg_past", "GPU-1 95 check kmsg_past")
-		})
-	})
-	runTest(t, func(s *readerFixture) {
-		s.lastReported = func(device.Event) time.Time { return s.bootedAt.Add(30 * time.Minute) }
-		s.writeAt(31*time.Minute, xidLine(addressGPU1, 79))
-		s.runReader(func() {
-			s.wantReports("later than the earlier process's report", "GPU-1 79 check kmsg_past")
-			s.write(xidLine(addressGPU1, 79))
-			s.wantReports("new record", "GPU-1 79 reset kmsg")
-		})
-	})
-}
-
-// TestDelay checks that a line waits for the driver's report of the same Xid.
-func TestDelay(t *testing.T) {
-	runTest(t, func(s *readerFixture) {
-		s.runReader(func() {
-			s.write(xidLine(addressGPU1, 79))
-			time.Sleep(readInterval + readInterval/2) // until the line is read
-			synctest.Wait()
-			s.mu.Lock()
-			if len(s.got) > 0 {
-				s.Errorf("got %+v at once", s.got)
-			}
-			s.mu.Unlock()
-			s.wantReports("later", "GPU-1 79 reset kmsg")
-		})
-	})
-}
-
-// TestUnknownGPU checks that a line waits for the listing of its GPU.
-func TestUnknownGPU(t *testing.T) {
-	runTest(t, func(s *readerFixture) {
-		delete(s.known, addressGPU1)
-		s.writeAt(time.Minute, xidLine(addressGPU1, 95))
-		s.runReader(func() {
-			s.write(xidLine(addressGPU1, 79), xidLine(addressGPU2, 74))
-			s.wantReports("known GPU", "GPU-2 74 check kmsg")
-			time.Sleep(time.Minute)
-			s.wantReports("GPU not listed yet")
-			s.addGPU(addressGPU1, gpu1)
-			s.wantReports("GPU listed", "GPU-1 95 check kmsg_past", "GPU-1 79 reset kmsg")
-			s.write(xidLine("0000:ff:00", 79))
-			time.Sleep(listingTimeout + time.Minute)
-			s.addGPU("0000:ff:00", "GPU-3")
-			s.wantReports("listed after listingTimeout")
-			s.wantLogged("unknown GPU in the kernel log", 1)
-		})
-	})
-}
-
-// TestStorm checks that equal lines are counted, and that the kinds of lines
-// are bounded.
-func TestStorm(t *testing.T) {
-	runTest(t, func(s *readerFixture) {
-		s.runReader(func() {
-			for range 10_000 {
-				s.write(xidLine(addressGPU1, 79))
-			}
-			s.wantReports("equal lines", slices.Repeat([]string{"GPU-1 79 reset kmsg"}, 10_000)...)
-			for xid := range 3 * maxPending {
-				s.write(xidLine("0000:ff:00", xid+1))
-			}
-			s.write(xidLine(addressGPU1, 79)) // dropped
-			s.wantReports("too many kinds of an unknown GPU")
-			s.wantLogged("too many Xids of unknown GPUs", 1)
-			time.Sleep(2 * listingTimeout)
-			s.write(xidLine(addressGPU1, 79))
-			s.wantReports("after listingTimeout", "GPU-1 79 reset kmsg")
-		})
-	})
-}
-
-// TestOverrun checks that reading continues after lost records.
-func TestOverrun(t *testing.T) {
-	runTest(t, func(s *readerFixture) {
-		s.runReader(func() {
-			for range 5 {
-				s.failNextRead(syscall.EPIPE)
-				s.write(xidLine(addressGPU1, 79))
-				s.wantReports("after the overrun", "GPU-1 79 reset kmsg")
-			}
-			s.wantLogged("lines are lost", 1)
-			if s.opened != 1 {
-				s.Errorf("opened logs: got %d, want 1", s.opened)
-			}
-		})
-	})
-}
-
-// TestReopen checks that a failed log is opened again, without duplicate
-// reports.
-func TestReopen(t *testing.T) {
-	runTest(t, func(s *readerFixture) {
-		s.writeAt(time.Minute, xidLine(addressGPU1, 95))
-		s.runReader(func() {
-			s.write(xidLine(addressGPU1, 79))
-			s.wantReports("before the failure", "GPU-1 95 check kmsg_past", "GPU-1 79 reset kmsg")
-			for range 3 {
-				s.failNextRead(io.EOF)
-				synctest.Wait()
-				s.write(xidLine(addressGPU1, 74))
-				time.Sleep(reopenInterval / 2)
-				s.wantReports("within reopenInterval")
-				time.Sleep(reopenInterval)
-				s.wantReports("reopened", "GPU-1 74 check kmsg")
-			}
-			s.wantLogged("cannot read kernel log", 1)
-			s.setOpenError(fs.ErrNotExist)
-			s.failNextRead(io.ErrUnexpectedEOF)
-			time.Sleep(10 * reopenInterval)
-			s.setOpenError(nil)
-			time.Sleep(2 * reopenInterval)
-			s.write(xidLine(addressGPU1, 79))
-			s.wantReports("after a missing log", "GPU-1 79 reset kmsg")
-		})
-	})
-}
-
-// TestUnreadableLog checks that a missing or forbidden log is logged once and
-// not opened again.
-func TestUnreadableLog(t *testing.T) {
-	for _, err := range []error{fs.ErrNotExist, &fs.PathError{Op: "open", Path: "/dev/kmsg", Err: syscall.EPERM}} {
-		runTest(t, func(s *readerFixture) {
-			s.setOpenError(err)
-			s.runReader(func() {
-				time.Sleep(time.Hour)
-				s.wantLogged("kernel log not readable", 1)
-				s.wantLogged("level", 1)
-				if s.opened != 1 {
-					s.Errorf("%v: opened logs: got %d, want 1", err, s.opened)
-				}
-			})
-		})
-	}
 }
 
 // TestFile reads from a pipe that, like /dev/kmsg, returns one record per read.
 func TestFile(t *testing.T) {
-	runTest(t, func(s *readerFixture) {
+	bubble.Test(t, func(t *testing.T) {
+		s := &readerFixture{T: t, fakeKernelLog: newKernel(), known: map[string]device.GPU{"0000:01:00": "GPU-1"}}
 		var pipe [2]int
 		if err := unix.Pipe2(pipe[:], unix.O_DIRECT|unix.O_CLOEXEC); err != nil {
 			t.Fatal(err)
@@ -511,17 +387,19 @@ func TestFile(t *testing.T) {
 			}
 		}
 		s.Reader = NewReader(fmt.Sprintf("/proc/self/fd/%d", pipe[0]), s, slog.New(slog.NewTextHandler(s, nil)))
-		write("4,1,5,-;" + xidLine(addressGPU1, 95) + "\n")
-		s.runReader(func() {
-			s.wantReports("before the start", "GPU-1 95 check kmsg_past")
-			write("4,2,6,-;" + xidLine(addressGPU1, 79) + "\n")
-			write("4,3,7,-;" + strings.Repeat("x", 4000) + "\n")
-			write("4,4,8,-;" + xidLine(addressGPU1, 48) + "\n")
-			s.wantReports("after the start", "GPU-1 79 reset kmsg", "GPU-1 48 reset kmsg")
-			unix.Close(pipe[1])
-			time.Sleep(time.Minute)
-			s.wantLogged("cannot read kernel log", 1)
-		})
+		write("4,1,5,-;" + xidLine("1", "95") + "\n")
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- s.Reader.Run(ctx) }()
+		s.script("want GPU-1 95 check past")
+		write("4,2,6,-;" + xidLine("1", "79") + "\n")
+		write("4,3,7,-;" + strings.Repeat("x", 4000) + "\n")
+		write("4,4,8,-;" + xidLine("1", "48") + "\n")
+		s.script("want GPU-1 79 reset, GPU-1 48 reset")
+		unix.Close(pipe[1])
+		s.script("1m; log 1 cannot read kernel log")
+		cancel()
+		<-ended
 	})
 }
 
@@ -538,37 +416,4 @@ func TestOpenErrors(t *testing.T) {
 		}
 		s.Close()
 	}
-}
-
-// TestKernelLog reads the machine's own log, if permitted.
-func TestKernelLog(t *testing.T) {
-	s, err := devKmsg("/dev/kmsg").open()
-	if err != nil {
-		t.Skip(err)
-	}
-	defer s.Close()
-	buf := make([]byte, maxRecordBytes)
-	records, last := 0, uint64(0)
-	for {
-		n, err := s.Read(buf)
-		if errors.Is(err, syscall.EAGAIN) {
-			break
-		}
-		if errors.Is(err, syscall.EPIPE) {
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r, ok := parseRecord(buf[:n]); ok {
-			if records++; r.sequence <= last && records > 1 || r.uptime > devKmsg("").uptime()+time.Minute {
-				t.Fatalf("got record %+v after sequence %d", r, last)
-			}
-			last = r.sequence
-		}
-	}
-	if records == 0 {
-		t.Skip("empty log")
-	}
-	t.Logf("%d records", records)
 }

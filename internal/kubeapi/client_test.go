@@ -37,14 +37,6 @@ func TestInCluster(t *testing.T) {
 	}
 }
 
-func TestNewRejectsAddress(t *testing.T) {
-	for _, server := range []string{"", "http://a:1", "https://", "https://a:1/path", "a:1", "https://a b"} {
-		if _, err := kubeapi.New(kubeapi.Options{Server: server}); err == nil {
-			t.Errorf("%q: no error", server)
-		}
-	}
-}
-
 func TestErrors(t *testing.T) {
 	for _, test := range []struct {
 		name, kind, body string

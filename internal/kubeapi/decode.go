@@ -7,6 +7,31 @@ import (
 	"io"
 )
 
+// maxObjectBytes limits an object. etcd stores at most 1.5 MB.
+const maxObjectBytes = 4 << 20
+
+// EventType is the type of a WatchEvent.
+type EventType string
+
+// The types of a WatchEvent. ListStarted, an Added for each object and
+// ListEnded make a new list, which replaces all known objects. Resumed reports
+// that no event was lost since the previous Follow.
+const (
+	ListStarted EventType = "list started"
+	ListEnded   EventType = "list ended"
+	Resumed     EventType = "resumed"
+	Added       EventType = "ADDED"
+	Modified    EventType = "MODIFIED"
+	Deleted     EventType = "DELETED"
+	bookmark    EventType = "BOOKMARK" // carries only a resource version
+)
+
+// WatchEvent is an event of a Follower, in the API server's JSON.
+type WatchEvent struct {
+	Type   EventType
+	Object json.RawMessage // added, modified or deleted
+}
+
 // decoder reads the JSON of a response, value by value.
 type decoder struct {
 	*json.Decoder
@@ -32,10 +57,9 @@ func (d decoder) decode(value any) error {
 // metadata is that of a list or of an object.
 type metadata struct{ ResourceVersion, Continue string }
 
-// readList passes the objects of a list to the handler, one after the other,
-// and stores the list's resource version.
-func (f *Follower) readList(d decoder, handle func(WatchEvent) error) error {
-	f.resourceVersion = ""
+// readList passes the objects of a list to the handler, one after the other, and
+// returns the list's resource version.
+func (d decoder) readList(handle func(WatchEvent) error) (version string, err error) {
 	token, err := d.Token()
 	for err == nil && token != json.Delim('}') {
 		token, err = d.Token()
@@ -44,9 +68,9 @@ func (f *Follower) readList(d decoder, handle func(WatchEvent) error) error {
 		case token == "metadata":
 			var m metadata
 			if err = d.decode(&m); m.Continue != "" {
-				return errors.New("list is only a part")
+				return "", errors.New("list is only a part")
 			}
-			f.resourceVersion = m.ResourceVersion
+			version = m.ResourceVersion
 		case token == "items":
 			err = d.readItems(handle)
 		default:
@@ -55,11 +79,11 @@ func (f *Follower) readList(d decoder, handle func(WatchEvent) error) error {
 	}
 	switch {
 	case errors.Is(err, io.EOF):
-		return io.ErrUnexpectedEOF
-	case err == nil && f.resourceVersion == "":
-		return errors.New("list without a resource version")
+		return "", io.ErrUnexpectedEOF
+	case err == nil && version == "":
+		return "", errors.New("list without a resource version")
 	}
-	return err
+	return version, err
 }
 
 func (d decoder) readItems(handle func(WatchEvent) error) error {
@@ -76,27 +100,26 @@ func (d decoder) readItems(handle func(WatchEvent) error) error {
 	return err
 }
 
-// readWatchEvent reads an event, and stores the resource version of its object.
-func (f *Follower) readWatchEvent(d decoder) (e WatchEvent, err error) {
+// readWatchEvent reads an event, and returns the resource version of its object.
+func (d decoder) readWatchEvent() (e WatchEvent, version string, err error) {
 	if err := d.decode(&e); err != nil {
-		return e, err
+		return e, "", err
 	}
 	switch e.Type {
 	case Added, Modified, Deleted, bookmark:
 	case "ERROR":
 		status := &StatusError{Message: "watch ended by an error"}
 		status.decode(e.Object)
-		return e, status
+		return e, "", status
 	default:
-		return e, fmt.Errorf("unknown event %.32q", e.Type)
+		return e, "", fmt.Errorf("unknown event %.32q", e.Type)
 	}
 	var object struct{ Metadata metadata }
 	if err := json.Unmarshal(e.Object, &object); err != nil {
-		return e, err
+		return e, "", err
 	}
 	if object.Metadata.ResourceVersion == "" {
-		return e, errors.New("object without a resource version")
+		return e, "", errors.New("object without a resource version")
 	}
-	f.resourceVersion = object.Metadata.ResourceVersion
-	return e, nil
+	return e, object.Metadata.ResourceVersion, nil
 }

@@ -2,7 +2,6 @@ package kubeapi
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -21,33 +20,9 @@ const (
 	// silenceTimeout ends a watch without any message: the API server sends a
 	// bookmark each minute.
 	silenceTimeout = 150 * time.Second
-	// maxObjectBytes limits an object. etcd stores at most 1.5 MB.
-	maxObjectBytes = 4 << 20
 )
 
 var errSilence = fmt.Errorf("watch: no message within %s", silenceTimeout)
-
-// EventType is the type of a WatchEvent.
-type EventType string
-
-// The types of a WatchEvent. ListStarted, an Added for each object and
-// ListEnded make a new list, which replaces all known objects. Resumed reports
-// that no event was lost since the previous Follow.
-const (
-	ListStarted EventType = "list started"
-	ListEnded   EventType = "list ended"
-	Resumed     EventType = "resumed"
-	Added       EventType = "ADDED"
-	Modified    EventType = "MODIFIED"
-	Deleted     EventType = "DELETED"
-	bookmark    EventType = "BOOKMARK" // carries only a resource version
-)
-
-// WatchEvent is an event of a Follower, in the API server's JSON.
-type WatchEvent struct {
-	Type   EventType
-	Object json.RawMessage // added, modified or deleted
-}
 
 // Follower follows the objects of one resource that match a field selector.
 type Follower struct {
@@ -109,7 +84,8 @@ func (f *Follower) list(ctx context.Context, handle func(WatchEvent) error) erro
 	if err := handle(WatchEvent{Type: ListStarted}); err != nil {
 		return err
 	}
-	if err := f.readList(newDecoder(response.Body), handle); err != nil {
+	f.resourceVersion, err = newDecoder(response.Body).readList(handle)
+	if err != nil {
 		return fmt.Errorf("list %s: %w", f.Path, err)
 	}
 	return handle(WatchEvent{Type: ListEnded})
@@ -137,7 +113,7 @@ func (f *Follower) watch(ctx context.Context, resumes bool, handle func(WatchEve
 	}
 	d := newDecoder(response.Body)
 	for {
-		event, err := f.readWatchEvent(d)
+		event, version, err := d.readWatchEvent()
 		silence.Reset(silenceTimeout)
 		switch {
 		case ctx.Err() != nil:
@@ -147,6 +123,7 @@ func (f *Follower) watch(ctx context.Context, resumes bool, handle func(WatchEve
 		case err != nil:
 			return fmt.Errorf("watch %s: %w", f.Path, err)
 		}
+		f.resourceVersion = version
 		if event.Type != bookmark {
 			if err := handle(event); err != nil {
 				return err

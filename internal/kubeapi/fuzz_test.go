@@ -14,16 +14,15 @@ func FuzzDecode(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		follower := &Follower{}
 		check := func(e WatchEvent) error {
 			if len(e.Object) > len(data) {
 				t.Errorf("got an object of %d bytes in %d bytes", len(e.Object), len(data))
 			}
 			return nil
 		}
-		_ = follower.readList(newDecoder(bytes.NewReader(data)), check) // any error is accepted
+		_, _ = newDecoder(bytes.NewReader(data)).readList(check) // any error is accepted
 		for d := newDecoder(bytes.NewReader(data)); ; {
-			e, err := follower.readWatchEvent(d)
+			e, _, err := d.readWatchEvent()
 			if err != nil {
 				break
 			}

@@ -48,15 +48,9 @@ const (
 // component is the component of the events and the manager of the condition.
 const component = "podgauge"
 
-// APIServer sends a request with a JSON body and returns the body of the
-// response: kubeapi.Client.
-type APIServer interface {
-	Do(ctx context.Context, method, path, contentType string, body []byte) ([]byte, error)
-}
-
 // Options of Events and Condition.
 type Options struct {
-	APIServer APIServer
+	APIServer *kubeapi.Client
 	NodeName  string
 	State     *node.State
 	Log       *slog.Logger
@@ -255,6 +249,25 @@ type kubernetesEvent struct {
 	ReportingInstance  string `json:"reportingInstance"`
 }
 
+// newEvent returns a warning about the node.
+func (o *Options) newEvent(name, namespace string, first, last time.Time) kubernetesEvent {
+	// as the kubelet's
+	node := map[string]string{"apiVersion": "v1", "kind": "Node", "name": o.NodeName, "uid": o.NodeName}
+	return kubernetesEvent{
+		APIVersion:         "v1",
+		Kind:               "Event",
+		Metadata:           map[string]string{"name": name, "namespace": namespace},
+		InvolvedObject:     node,
+		Type:               "Warning",
+		Source:             map[string]string{"component": component, "host": o.NodeName},
+		FirstTimestamp:     first.UTC().Truncate(time.Second),
+		LastTimestamp:      last.UTC().Truncate(time.Second),
+		Count:              1,
+		ReportingComponent: component,
+		ReportingInstance:  o.NodeName,
+	}
+}
+
 // send creates the event, or updates the count.
 func (r *Events) send(ctx context.Context, key eventKey, state *reportState) error {
 	i := state.incident
@@ -301,22 +314,8 @@ func (r *Events) send(ctx context.Context, key eventKey, state *reportState) err
 
 // event returns the event of a key.
 func (r *Events) event(ctx context.Context, i *incident.Incident, key eventKey, count uint64) (kubernetesEvent, error) {
-	e := kubernetesEvent{
-		APIVersion: "v1",
-		Kind:       "Event",
-		Metadata:   map[string]string{"name": eventName(i.ID, key), "namespace": cmp.Or(key.namespace, "default")},
-		// as the kubelet's
-		InvolvedObject:     map[string]string{"apiVersion": "v1", "kind": "Node", "name": key.name, "uid": key.name},
-		Reason:             "GPUError",
-		Type:               "Warning",
-		Message:            incidentMessage(i),
-		Source:             map[string]string{"component": component, "host": r.o.NodeName},
-		FirstTimestamp:     i.First.UTC().Truncate(time.Second),
-		LastTimestamp:      i.Last.UTC().Truncate(time.Second),
-		Count:              count,
-		ReportingComponent: component,
-		ReportingInstance:  r.o.NodeName,
-	}
+	e := r.o.newEvent(eventName(i.ID, key), cmp.Or(key.namespace, "default"), i.First, i.Last)
+	e.Reason, e.Message, e.Count = "GPUError", incidentMessage(i), count
 	switch {
 	case key.recovered:
 		e.Reason, e.Type = "GPURecovered", "Normal"

@@ -1,7 +1,6 @@
 package kubestatus
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -14,12 +13,14 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/test/helpers/apiserver"
+	"github.com/podgauge/podgauge/test/helpers/program"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -36,7 +37,7 @@ type fixture struct {
 	*apiserver.Server
 	t     *testing.T
 	state node.State
-	log   logBuffer
+	log   program.Log
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -105,24 +106,6 @@ func (f *fixture) waitEvents(want ...string) {
 	})
 }
 
-// logBuffer is a log that is safe for concurrent use.
-type logBuffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-func (l *logBuffer) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buffer.Write(b)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buffer.String()
-}
-
 // xid79 returns an incident with affected pods of namespace team.
 func xid79(id uint64, pods ...string) incident.Incident {
 	now := time.Now()
@@ -132,7 +115,7 @@ func xid79(id uint64, pods ...string) incident.Incident {
 	}
 	for _, p := range pods {
 		i.Affected = append(i.Affected, incident.AffectedContainer{
-			Owner: device.Owner{Namespace: "team", Pod: p, Container: "main"}, UID: "uid-" + p, Since: now.Add(-time.Minute),
+			Owner: allocation.Owner{Namespace: "team", Pod: p, Container: "main"}, UID: "uid-" + p, Since: now.Add(-time.Minute),
 		})
 	}
 	return i
@@ -236,28 +219,6 @@ func TestRestart(t *testing.T) {
 	f.waitEvents(strings.ReplaceAll(want[0], " 1:", " 2:"), strings.ReplaceAll(want[1], " 1:", " 2:"))
 }
 
-// TestRestartAfterRecovery checks that the time of the recovery is kept.
-func TestRestartAfterRecovery(t *testing.T) {
-	f := newFixture(t)
-	i, recovered := xid79(1), time.Now()
-	i.Last, i.RecoveredAt = recovered.Add(-5*time.Minute), &recovered
-	f.set(i)
-	for restart := range 2 {
-		stop := f.run(NewEvents(f.options()))
-		f.wait(func() error {
-			if n := len(f.Requests()); n < []int{2, 2 + 4}[restart] { // each event is created, then rejected and updated
-				return fmt.Errorf("%d requests", n)
-			}
-			return nil
-		})
-		stop()
-	}
-	e := f.Events()["default/node-a.0000000000000001.recovered"]
-	if want := recovered.UTC().Format(time.RFC3339); e["lastTimestamp"] != want || e["firstTimestamp"] != want {
-		t.Errorf("got event %v, want time %s", e, want)
-	}
-}
-
 // TestOutage checks that incidents in an outage are reported afterwards, with a bounded rate of requests and one message.
 func TestOutage(t *testing.T) {
 	f := newFixture(t)
@@ -286,7 +247,8 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// TestRejectedEvent checks that other events are sent if the API server rejects one, for example because a namespace is being deleted.
+// TestRejectedEvent checks that other events are sent if the API server rejects one, for example because a namespace is
+// being deleted, and that rejected events, and events of an outage, count as dropped when they are too old.
 func TestRejectedEvent(t *testing.T) {
 	f := newFixture(t)
 	f.Reject(func(_, path string) int {
@@ -307,6 +269,15 @@ func TestRejectedEvent(t *testing.T) {
 	}
 	if log := f.log.String(); strings.Count(log, "\n") != 1 || !strings.Contains(log, "403 Forbidden") {
 		t.Errorf("log: got %s", log)
+	}
+	if n := e.Dropped(); n != 0 {
+		t.Errorf("got %d events dropped at once", n)
+	}
+	f.Stop()
+	e.report(t.Context(), []incident.Incident{xid79(3, "d"), other, xid79(1, "c")})
+	e.update(nil, time.Now()) // all are too old
+	if n := e.Dropped(); n != 5 {
+		t.Errorf("got %d dropped events, want three of rejected pods and two of the outage", n)
 	}
 }
 
@@ -333,44 +304,30 @@ func TestEventRate(t *testing.T) {
 	}
 }
 
-// TestDroppedEvents counts events that the API server rejects, and events of an outage that become too old.
-func TestDroppedEvents(t *testing.T) {
-	f := newFixture(t)
-	e := NewEvents(f.options())
-	f.Reject(func(_, path string) int {
-		if strings.Contains(path, "/namespaces/team/") {
-			return http.StatusForbidden
-		}
-		return 0
-	})
-	i := xid79(1, "trainer")
-	for range 3 {
-		e.report(t.Context(), []incident.Incident{i})
-	}
-	if n := e.Dropped(); n != 0 {
-		t.Errorf("got %d events dropped at once", n)
-	}
-	e.update(nil, time.Now()) // the pod's event
-	f.Stop()
-	e.report(t.Context(), []incident.Incident{xid79(2, "a"), xid79(1)})
-	e.update(nil, time.Now()) // twice on the node, and on a pod
-	if n := e.Dropped(); n != 4 {
-		t.Errorf("got %d dropped events", n)
-	}
-}
-
-// TestLateRecovery checks that a recovery is reported hours after the incident, without the incident.
+// TestLateRecovery checks that a recovery is reported hours after the incident, without the incident, with the time of
+// the recovery, also after a restart.
 func TestLateRecovery(t *testing.T) {
 	f := newFixture(t)
-	f.run(NewEvents(f.options()))
-	i := xid79(1, "trainer")
-	i.First, i.Last = i.First.Add(-3*time.Hour), i.Last.Add(-3*time.Hour)
-	recovered := time.Now()
-	i.RecoveredAt = &recovered
+	i, recovered := xid79(1, "trainer"), time.Now()
+	i.First, i.Last, i.RecoveredAt = i.First.Add(-3*time.Hour), i.Last.Add(-3*time.Hour), &recovered
 	earlier := i
 	earlier.ID, earlier.Index, earlier.RecoveredAt = 2, 5, new(recovered.Add(-eventWindow-time.Second))
 	f.set(earlier, i)
-	f.waitEvents("/node-a Normal GPURecovered 1: GPU 3 (GPU-0000) recovered after: Xid 79, GPU has fallen off the bus.")
+	for requests := range 2 {
+		stop := f.run(NewEvents(f.options()))
+		f.waitEvents("/node-a Normal GPURecovered 1: GPU 3 (GPU-0000) recovered after: Xid 79, GPU has fallen off the bus.")
+		f.wait(func() error { // the second process creates the event, and then updates it
+			if n := len(f.Requests()); n < 1+2*requests {
+				return fmt.Errorf("%d requests", n)
+			}
+			return nil
+		})
+		stop()
+	}
+	e := f.Events()["default/node-a.0000000000000001.recovered"]
+	if want := recovered.UTC().Format(time.RFC3339); e["lastTimestamp"] != want || e["firstTimestamp"] != want {
+		t.Errorf("got event %v, want time %s", e, want)
+	}
 }
 
 // TestRequestDelay checks that the delay is longer after a rejection than in an outage, and at least the API server's Retry-After.
@@ -444,7 +401,7 @@ func TestCondition(t *testing.T) {
 	}
 	stop()
 	f.state.Driver.Set(device.Driver{State: device.DriverAbsent})
-	f.state.Devices.Set(nil)
+	f.state.Devices.Set([]device.Status{})
 	f.run(NewCondition(f.options()))
 	f.waitCondition("Unknown DriverNotReady The driver is not ready.")
 }

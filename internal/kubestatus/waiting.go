@@ -51,27 +51,13 @@ func ReportWaiting(ctx context.Context, o Options) error {
 func (o Options) createWaitingEvent(ctx context.Context, resource string) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	now := time.Now().UTC().Truncate(time.Second)
-	body, err := json.Marshal(kubernetesEvent{
-		APIVersion: "v1",
-		Kind:       "Event",
-		Metadata: map[string]string{
-			"name":      fmt.Sprintf("%.230s.waiting-%08x", o.NodeName, crc32.ChecksumIEEE([]byte(resource))),
-			"namespace": "default",
-		},
-		// as the kubelet's
-		InvolvedObject: map[string]string{"apiVersion": "v1", "kind": "Node", "name": o.NodeName, "uid": o.NodeName},
-		Reason:         "GPUPluginWaiting",
-		Type:           "Warning",
-		Message: "podgauge waits: another device plugin serves " + resource +
-			". Remove the other plugin, or start podgauge with --take-over.",
-		Source:             map[string]string{"component": component, "host": o.NodeName},
-		FirstTimestamp:     now,
-		LastTimestamp:      now,
-		Count:              1,
-		ReportingComponent: component,
-		ReportingInstance:  o.NodeName,
-	})
+	now := time.Now()
+	name := fmt.Sprintf("%.230s.waiting-%08x", o.NodeName, crc32.ChecksumIEEE([]byte(resource)))
+	e := o.newEvent(name, "default", now, now)
+	e.Reason = "GPUPluginWaiting"
+	e.Message = "podgauge waits: another device plugin serves " + resource +
+		". Remove the other plugin, or start podgauge with --take-over."
+	body, err := json.Marshal(e)
 	if err != nil {
 		return err
 	}

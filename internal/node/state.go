@@ -2,6 +2,7 @@
 package node
 
 import (
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
@@ -14,15 +15,15 @@ import (
 // State has the published values, each with one writer. The zero State is
 // ready for use: each value is the zero value until its writer runs.
 type State struct {
-	Settings    pubsub.Value[config.Settings]    // by config.Watcher
-	Devices     device.Inventory                 // by device.Monitor
-	Driver      pubsub.Value[device.Driver]      // by device.Monitor
-	Allocations pubsub.Value[device.Allocations] // by podresources.Client
-	Pods        pubsub.Value[pods.Pods]          // by pods.Client
-	Incidents   pubsub.Value[incident.Snapshot]  // by incident.Log
-	StateFile   pubsub.Value[state.WriteStatus]  // by state.Store
-	Rules       pubsub.Value[plugin.Rules]       // of the device plugin
-	Resources   pubsub.Value[[]plugin.Resource]  // by plugin.Plugin
+	Settings    pubsub.Value[config.Settings]     // by config.Watcher
+	Devices     device.Inventory                  // by health.Monitor
+	Driver      pubsub.Value[device.Driver]       // by health.Monitor
+	Allocations pubsub.Value[allocation.Snapshot] // by podresources.Client
+	Pods        pubsub.Value[pods.Pods]           // by pods.Client
+	Incidents   pubsub.Value[incident.Snapshot]   // by incident.Log
+	StateFile   pubsub.Value[state.WriteStatus]   // by state.Store
+	Rules       pubsub.Value[plugin.Rules]        // of the device plugin
+	Resources   pubsub.Value[[]plugin.Resource]   // by plugin.Plugin
 	// IsPlugin reports whether this process is the device plugin; constant.
 	IsPlugin bool
 }
@@ -34,7 +35,7 @@ func newest[T any](v *pubsub.Value[T]) T {
 }
 
 // Statuses returns the status of all devices; nil before the first listing.
-func (s *State) Statuses() []device.Status { return newest(&s.Devices.Value) }
+func (s *State) Statuses() []device.Status { return newest(&s.Devices) }
 
 // ExpectedGPUs returns the expected number of GPUs; 0: any number.
 func (s *State) ExpectedGPUs() int { return newest(&s.Settings).ExpectedGPUs }
@@ -78,7 +79,7 @@ func (s *State) WaitingResources() (names []string, changed <-chan struct{}) {
 }
 
 // PodMeta returns the metadata of a pod as far as known.
-func (s *State) PodMeta(namespace, pod string) device.PodMeta {
+func (s *State) PodMeta(namespace, pod string) allocation.PodMeta {
 	known := newest(&s.Pods)
 	return known.Meta(namespace, pod)
 }
@@ -86,10 +87,10 @@ func (s *State) PodMeta(namespace, pod string) device.PodMeta {
 // ContainerOwner returns the owner of a container by the kubelet's Pods API. The
 // container's id decides: the UID in the cgroup of a static pod is not the UID
 // of the pod.
-func (s *State) ContainerOwner(_, containerID string) (device.Owner, bool) {
+func (s *State) ContainerOwner(_, containerID string) (allocation.Owner, bool) {
 	known := newest(&s.Pods)
 	pod, container, ok := known.ByContainer(containerID)
-	return device.Owner{Namespace: pod.Namespace, Pod: pod.Name, Container: container}, ok
+	return allocation.Owner{Namespace: pod.Namespace, Pod: pod.Name, Container: container}, ok
 }
 
 // Terminations returns the lookup of terminations, and a channel closed by the

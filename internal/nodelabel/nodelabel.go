@@ -28,17 +28,12 @@ const minBackoff, maxBackoff = 500 * time.Millisecond, 10 * time.Second
 // errListed ends Load.
 var errListed = errors.New("listed")
 
-// NodeFollower follows the node: a kubeapi.Follower of /api/v1/nodes.
-type NodeFollower interface {
-	Follow(ctx context.Context, handle func(kubeapi.WatchEvent) error) error
-}
-
 // LabelWatcher copies the label.
 type LabelWatcher struct {
 	device.Heartbeat
-	Node NodeFollower
-	Key  string // of the label
-	File string // holds the value
+	Node *kubeapi.Follower // of /api/v1/nodes
+	Key  string            // of the label
+	File string            // holds the value
 	// Default is the value for a node without the label; may be empty.
 	Default string
 	Log     *slog.Logger

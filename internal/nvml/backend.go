@@ -39,15 +39,11 @@ type Options struct {
 	PerLink bool
 	// Reads selects the rows to read. Default: all.
 	Reads func(*device.Metric) bool
+	// Library replaces the driver's library. Default: that below DriverRoots.
+	Library nvml.Interface
 }
 
-var (
-	_ device.Backend            = (*Backend)(nil)
-	_ device.Closer             = (*Backend)(nil)
-	_ device.LinkReader         = (*Backend)(nil)
-	_ device.ProcessUsageReader = (*Backend)(nil)
-	_ device.ProcessLister      = (*Backend)(nil)
-)
+var _ device.Backend = (*Backend)(nil)
 
 // Backend is NVIDIA's device.Backend. Calls about GPUs, one Devices or Links
 // and one Wait may run at the same time. Without an initialized library Read,
@@ -104,7 +100,7 @@ func New(o Options) *Backend {
 	o.DevRoot, o.SysRoot, o.ProcRoot = cmp.Or(o.DevRoot, "/"), cmp.Or(o.SysRoot, "/sys"), cmp.Or(o.ProcRoot, "/proc")
 	plan := metric.NewReadPlan(o.PerLink, o.Reads)
 	b := &Backend{
-		options: o, metrics: plan.Metrics(), plan: plan,
+		options: o, metrics: plan.Metrics(), plan: plan, lib: o.Library,
 		probes: map[int]*deviceProbe{}, pendingCalls: &lib.PendingCalls{},
 	}
 	b.libraryInfo.Store(&LibraryInfo{})
@@ -153,7 +149,7 @@ func (b *Backend) Check(id device.GPU) (device.ResetEvidence, error) {
 	case err != nil:
 	case b.libraryInfo.Load().NotReady:
 		err = &device.Fault{Reason: "confidential_computing", External: true}
-	case g.layout.Load().mode.Unknown: // a partitioned GPU must not be offered as a whole
+	case g.MIG.Load().Unknown: // a partitioned GPU must not be offered as a whole
 		err = &device.Fault{Reason: "mig_mode_unknown", Action: xid.ActionInspect}
 	}
 	return evidence, err

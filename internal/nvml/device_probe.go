@@ -7,7 +7,6 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/pubsub"
 )
@@ -40,7 +39,7 @@ type deviceListing struct {
 // partitioning are those of the previous listing.
 func (l *deviceListing) isQuiet(index, count int) bool {
 	g := l.old.byIndex[index]
-	return g != nil && len(l.old.gpus) == count && g.reportsLayout.Load() && !g.layout.Load().mode.Enabled &&
+	return g != nil && len(l.old.gpus) == count && g.reportsLayout.Load() && !g.MIG.Load().Enabled &&
 		time.Since(*g.probedAt.Load()) < quietProbeInterval
 }
 
@@ -149,22 +148,20 @@ func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (res
 			return result
 		}
 	}
-	layout, err := sess.readMIGMode(handle)
-	if err != nil { // a known mode remains; with an unknown one, Check keeps the GPU out of use
-		if result.gpu.layout.Load().mode.Unknown {
-			result.addError(err.Error())
-		}
+	known := result.gpu.MIG.Load()
+	mig, err := sess.readMIGMode(handle)
+	switch {
+	case err != nil && known.Unknown: // Check keeps the GPU out of use
+		result.addError(err.Error())
+		return result
+	case err != nil || known.Capable && !mig.Capable: // or a stray denial
 		return result
 	}
-	if layout.mode.Denials > 0 {
-		known := result.gpu.layout.Load().mode
-		if known.Capable { // a stray denial
-			return result
-		}
-		layout.mode.Denials = min(known.Denials+1, collect.DenialsToConfirm)
+	if mig.Denials > 0 {
+		mig.Denials += known.Denials
 	}
-	result.layout = layout
-	if layout.mode.Enabled {
+	result.mig = mig
+	if mig.Enabled {
 		sess.listMIGDevices(&result)
 	}
 	return result

@@ -1,9 +1,10 @@
 package nvml
 
 import (
-	"strconv"
+	"fmt"
 	"strings"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
@@ -22,7 +23,7 @@ const draDriver = "gpu.nvidia.com"
 
 // ClaimedDevice returns the device on the board for a claim. Claims of foreign
 // devices, and ambiguous names, have none.
-func ClaimedDevice(c device.Claim, board []device.Status) (device.ID, bool) {
+func ClaimedDevice(c allocation.Claim, board []device.Status) (device.ID, bool) {
 	id, ok := onlyDevice(board, func(s *device.Status) bool { return hasCDIName(c.CDI, s.ID) })
 	if c.Driver != draDriver {
 		return id, ok
@@ -65,27 +66,16 @@ func hasCDIName(names []string, id device.ID) bool {
 // partitioned GPU excepted. A lost MIG device has no name: the driver gives the
 // place, and so the name, to a device of the next claim.
 func hasDRAName(name string, s *device.Status) bool {
-	var buf [64]byte
-	gpu := appendNumbers(buf[:0], "gpu", s.Minor)
+	gpu, p := fmt.Sprintf("gpu-%d", s.Minor), s.Placement
 	if s.WholeGPU() {
-		return !s.MIGEnabled && name == string(gpu)
+		return !s.MIGEnabled && name == gpu
 	}
-	place, ok := strings.CutPrefix(name, string(append(gpu, "-mig"...)))
-	p := s.Placement
+	place, ok := strings.CutPrefix(name, gpu+"-mig-")
 	if !ok || s.Gone || p.Size == 0 {
 		return false
 	}
 	if strings.Contains(place, "g") { // the text of a profile
-		return strings.HasSuffix(place, string(appendNumbers(buf[:0], "", p.Profile, p.Start)))
+		return strings.HasSuffix(place, fmt.Sprintf("-%d-%d", p.Profile, p.Start))
 	}
-	return place == string(appendNumbers(buf[:0], "", p.Profile, p.Start, p.Size))
-}
-
-// appendNumbers appends a text and numbers with hyphens.
-func appendNumbers(buf []byte, text string, numbers ...int) []byte {
-	buf = append(buf, text...)
-	for _, n := range numbers {
-		buf = strconv.AppendInt(append(buf, '-'), int64(n), 10)
-	}
-	return buf
+	return place == fmt.Sprintf("%d-%d-%d", p.Profile, p.Start, p.Size)
 }

@@ -1,4 +1,4 @@
-package nvml
+package nvml_test
 
 import (
 	"cmp"
@@ -7,7 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml"
 )
 
 // testStatuses has four whole GPUs, a partitioned GPU and a lost GPU. Some
@@ -40,6 +42,8 @@ func testStatuses() []device.Status {
 		migStatus("MIG-c", "1c.3g.40gb", 9, 4, 4), migStatus("MIG-d", "2c.3g.40gb", 9, 4, 4),
 		migStatus("MIG-e", "1c.4g.40gb", 5, 8, 4), migStatus("MIG-f", "1c.4g.40gb", 5, 8, 4), unplaced, gone)
 }
+
+const draDriver = "gpu.nvidia.com"
 
 func TestClaimedDevice(t *testing.T) {
 	const other = "gpu.example.com"
@@ -94,12 +98,12 @@ func TestClaimedDevice(t *testing.T) {
 		{what: "UUID of another node", driver: other, cdi: uuids("GPU-77")},
 		{what: "another driver", driver: other, name: "gpu-0", cdi: []string{"gpu.example.com/gpu=gpu-0"}},
 	} {
-		claim := device.Claim{Driver: cmp.Or(c.driver, draDriver), Pool: "node-a", Device: c.name, CDI: c.cdi}
-		if got, ok := ClaimedDevice(claim, testStatuses()); got != c.want || ok != (c.want != "") {
+		claim := allocation.Claim{Driver: cmp.Or(c.driver, draDriver), Pool: "node-a", Device: c.name, CDI: c.cdi}
+		if got, ok := nvml.ClaimedDevice(claim, testStatuses()); got != c.want || ok != (c.want != "") {
 			t.Errorf("%s: %s with CDI names %q got %q, %t; want %q", c.what, c.name, c.cdi, got, ok, c.want)
 		}
 	}
-	if _, ok := ClaimedDevice(device.Claim{Driver: draDriver, Device: "gpu-0"}, nil); ok {
+	if _, ok := nvml.ClaimedDevice(allocation.Claim{Driver: draDriver, Device: "gpu-0"}, nil); ok {
 		t.Error("claim without devices: got a device, want none")
 	}
 }
@@ -111,8 +115,8 @@ func TestClaimedReplacement(t *testing.T) {
 	old := statuses[0]
 	old.ID, old.GPU, old.Gone = "GPU-old", "GPU-old", true
 	statuses = append([]device.Status{old}, statuses...)
-	claim := device.Claim{Driver: draDriver, Device: "gpu-0"}
-	if id, _ := ClaimedDevice(claim, statuses); id != "GPU-0" {
+	claim := allocation.Claim{Driver: draDriver, Device: "gpu-0"}
+	if id, _ := nvml.ClaimedDevice(claim, statuses); id != "GPU-0" {
 		t.Errorf("gpu-0: got %q, want GPU-0", id)
 	}
 }
@@ -128,7 +132,7 @@ func FuzzClaimedDevice(f *testing.F) {
 	}
 	statuses := testStatuses()
 	f.Fuzz(func(t *testing.T, name string) {
-		id, ok := ClaimedDevice(device.Claim{Driver: draDriver, Device: name}, statuses)
+		id, ok := nvml.ClaimedDevice(allocation.Claim{Driver: draDriver, Device: name}, statuses)
 		if !ok {
 			return
 		}

@@ -1,27 +1,52 @@
-package nvml
+package nvml_test
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"maps"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/collect"
+	"github.com/podgauge/podgauge/internal/xid"
+	"github.com/podgauge/podgauge/test/bubble"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// waitForRegistration registers the GPUs, as Wait does at its start.
-func (s *backendFixture) waitForRegistration() {
+// register runs a Wait, which registers the GPUs, and ends it by an event of
+// GPU 0.
+func (s *fixture) register() {
 	s.Helper()
-	s.eventsMu.Lock()
-	defer s.eventsMu.Unlock()
-	s.must(s.eventSet.update(context.Background(), s.inventory.Load()))
+	s.must(s.tryRegister())
 }
 
-func (s *backendFixture) nextEvent() (e device.Event) {
+func (s *fixture) tryRegister() error {
+	s.Helper()
+	done := make(chan error, 1)
+	go func() { _, err := s.Wait(context.Background()); done <- err }() // ends with the event; received below
+	for i := 0; s.calls().InFlight(nvmltest.NoGPU) == 0; i++ {
+		select {
+		case err := <-done:
+			return err
+		default:
+		}
+		if i < 1000 {
+			runtime.Gosched() // the clock of a bubble stands still
+		} else {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	s.sendEvent(0, "xid 13")
+	return <-done
+}
+
+func (s *fixture) nextEvent() (e device.Event) {
 	s.Helper()
 	s.eventually("an event arrived", func() bool {
 		var err error
@@ -32,63 +57,273 @@ func (s *backendFixture) nextEvent() (e device.Event) {
 	return e
 }
 
+// wantXid sends an Xid of a GPU, which must arrive next.
+func (s *fixture) wantXid(what string, gpu int) {
+	s.Helper()
+	s.sendEvent(gpu, "xid 62")
+	if got := s.nextEvent(); got.GPU != s.id(gpu) || got.Xid != 62 {
+		s.Errorf("%s: got %+v, want Xid 62 of GPU %d", what, got, gpu)
+	}
+}
+
 // openEventSets returns the number of event sets that were created and not
 // freed since the start of the process.
-func (s *backendFixture) openEventSets() uint64 {
+func (s *fixture) openEventSets() uint64 {
 	calls := s.calls()
 	return calls.Count("nvmlEventSetCreate", nvmltest.NoGPU) - calls.Count("nvmlEventSetFree", nvmltest.NoGPU)
 }
 
-func formatUint(n uint64) string { return strconv.FormatUint(n, 10) }
+func (s *fixture) wantOpenSets(what string, open uint64) {
+	s.Helper()
+	if got := s.openEventSets(); got != open {
+		s.Errorf("%s: open event sets: got %d, want %d", what, got, open)
+	}
+}
 
-// TestEventsHaveGPU sends several events at once.
-func TestEventsHaveGPU(t *testing.T) {
-	s := newListedFixture(t, "gpus 8")
-	s.waitForRegistration()
-	s.sendEvent(5, "xid 79")
-	s.sendEvent(2, "xid 13")
-	s.sendEvent(5, "type pstate") // not subscribed
-	for _, want := range []device.Event{
-		{GPU: s.id(5), Xid: 79, Class: "fallen", Recovery: device.RecoveryAfterReset, Action: "reboot"},
-		{GPU: s.id(2), Xid: 13, Class: "application", Action: "restart_app"},
-	} {
+// TestXids sends each Xid, of a GPU and of a MIG device.
+func TestXids(t *testing.T) {
+	s := newListedFixture(t, "gpus 2", "gpu 1 mig_mode 1", "gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a",
+		"gpu 1 slice 1 1g.10gb gi 8 ci 0 uuid MIG-b")
+	s.register()
+	numbers := []uint64{1, 61, 200, 999, 123456} // the table lacks these
+	numbers = slices.AppendSeq(numbers, maps.Keys(xid.Xids))
+	for _, number := range numbers {
+		want, alone := xid.Event(number)
+		want.Xid, want.GPU = number, s.id(0)
+		s.sendEvent(0, fmt.Sprintf("xid %d", number))
 		if got := s.nextEvent(); got != want {
-			t.Errorf("got %+v, want %+v", got, want)
+			t.Errorf("xid %d: got %+v, want %+v", number, got, want)
+		}
+		want.GPU = s.id(1)
+		if alone {
+			want.Device = "MIG-b"
+		}
+		s.sendEvent(1, fmt.Sprintf("xid %d gi 8 ci 0", number))
+		if got := s.nextEvent(); got != want {
+			t.Errorf("xid %d of a MIG device: got %+v, want %+v", number, got, want)
+		}
+	}
+	s.sendEvent(0, "type 0x8 data 0")
+	if got := s.nextEvent(); got.Xid != 999 || got.Recovery != device.RecoveryChecksPass || got.GPU != s.id(0) {
+		t.Errorf("xid 0: got %+v, want Xid 999 with recovery by checks", got)
+	}
+}
+
+// TestEventTypes sends each event other than Xids.
+func TestEventTypes(t *testing.T) {
+	s := newListedFixture(t, "gpus 2", "gpu 0 event_types 0xff9f")
+	s.register()
+	for _, name := range []string{"single_bit_ecc", "pstate", "clock", "power_source"} { // metrics only
+		s.sendEvent(0, "type "+name)
+	}
+	for _, k := range nvml.EventTypes {
+		want := k.Class.Event()
+		want.GPU, want.Kind = s.id(1), k.Kind
+		s.sendEvent(1, "type "+k.Kind)
+		if got := s.nextEvent(); got != want || k.Class.Effect() == "" {
+			t.Errorf("%s: got %+v, want %+v", k.Kind, got, want)
+		}
+	}
+	s.set("gpu 1 recovery_action 0")
+	_, err := s.Check(s.id(1))
+	s.must(err)
+	s.sendEvent(1, "type fatal_poison") // by the recovery action
+	if got := s.nextEvent(); got.Recovery != device.RecoveryChecksPass || got.Action != "" || got.Class != "memory" {
+		t.Errorf("with a recovery action: got %+v, want recovery by checks", got)
+	}
+}
+
+// TestFalseSupport has a driver that rejects a supported event type. Xids still
+// arrive.
+func TestFalseSupport(t *testing.T) {
+	s := newListedFixture(t, "gpus 2", "gpu 0 event_types_refused 0x4000")
+	s.register()
+	s.sendEvent(0, "type fatal_poison")
+	s.wantXid("beside the rejected type", 0)
+	s.sendEvent(1, "type gpu_unavailable")
+	if got := s.nextEvent(); got.Kind != "gpu_unavailable" || got.GPU != s.id(1) {
+		t.Errorf("other GPU: got %+v, want gpu_unavailable", got)
+	}
+}
+
+// TestEventsOfMIGDevices sends events with instances. Errors of the hardware
+// affect the whole GPU.
+func TestEventsOfMIGDevices(t *testing.T) {
+	s := newListedFixture(t, append(partitionedGPU, "gpu 2 event_types 0x8")...)
+	s.list(7)
+	s.register()
+	for _, c := range []struct {
+		event string
+		want  device.ID
+	}{
+		{"xid 4242 gi 2 ci 1", "MIG-GPU-1/2/1"},
+		{"xid 31 gi 7 ci 0", "MIG-a"},
+		{"xid 94 gi 9", "MIG-d"},  // the only device in the GPU instance
+		{"xid 95 gi 9 ci 0", ""},  // broken hardware
+		{"xid 4242", ""},          // without privileges
+		{"xid 94 ci 0", ""},       //
+		{"xid 4242 gi 2", ""},     // two MIG devices in the instance
+		{"xid 31 gi 3 ci 0", ""},  // added after the listing
+		{"type 0x100", "changed"}, // the partitioning
+	} {
+		s.sendEvent(1, c.event)
+		got := s.nextEvent()
+		if got.PartitionChanged {
+			got.Device = "changed"
+		}
+		if got.GPU != s.id(1) || got.Device != c.want {
+			t.Errorf("%s: got %+v, want %s", c.event, got, c.want)
+		}
+	}
+	s.sendEvent(0, "xid 4242 gi 7 ci 0") // not partitioned
+	if got := s.nextEvent(); got.GPU != s.id(0) || got.Device != "" {
+		t.Errorf("event of an unpartitioned GPU: got %+v", got)
+	}
+	s.sendEvent(2, "type 0x100") // unsupported here, unlike Xids
+	s.wantXid("after an unsupported event", 2)
+}
+
+// TestEventsWithoutInstances has a driver whose events lack instances. go-nvml
+// fills in zeros, which are the ids of an existing MIG device.
+func TestEventsWithoutInstances(t *testing.T) {
+	withLibrary(t, []string{"nvmlEventSetWait_v2"},
+		[]string{"gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 0 ci 0"},
+		func(s *fixture) {
+			s.list(2)
+			s.register()
+			s.sendEvent(0, "xid 4242 gi 1 ci 1")
+			if got := s.nextEvent(); got.GPU != s.id(0) || got.Device != "" || got.Recovery != device.RecoveryChecksPass {
+				s.Errorf("got %+v, want no MIG device", got)
+			}
+		})
+}
+
+// TestXidEventAt checks that XidEventAt finds the GPU by PCI address and
+// returns the event of Wait.
+func TestXidEventAt(t *testing.T) {
+	s := newFixture(t, nvml.Options{}, "gpus 2", "gpu 1 pci 0000:1a:00.0", "gpu 1 mig_mode 1",
+		"gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a")
+	const none = collect.NoInstanceID
+	if e, known := s.XidEventAt("0000:1a:00", 79, none, none); known {
+		t.Errorf("before a listing: got %+v, want no event", e)
+	}
+	s.list(-1)
+	for _, c := range []struct {
+		address string
+		xid     uint64
+		gi, ci  uint32
+		want    device.ID
+		known   bool
+	}{
+		{"0000:1a:00", 94, 7, 0, "MIG-a", true},
+		{"0000:1a:00.0", 94, 7, none, "MIG-a", true},
+		{"0000:1a:00.7", 94, none, none, "", true},
+		{"0000:1a:00", 79, 7, 0, "", true},
+		{"0000:1b:00", 94, 7, 0, "", false},
+		{"", 94, 7, 0, "", false},
+	} {
+		e, known := s.XidEventAt(c.address, c.xid, c.gi, c.ci)
+		want := device.Event{}
+		if c.known {
+			want, _ = xid.Event(c.xid)
+			want.Xid, want.GPU, want.Device = c.xid, s.id(1), c.want
+		}
+		if known != c.known || e != want {
+			t.Errorf("xid %d at %s: got %+v, %v; want %+v", c.xid, c.address, e, known, want)
+		}
+	}
+	s.Close()
+	if e, known := s.XidEventAt("0000:1a:00", 94, 7, 0); !known || e.GPU != s.id(1) || e.Device != "MIG-a" {
+		t.Errorf("after Close: got %+v, %v, want an event of MIG-a", e, known)
+	}
+}
+
+// TestDoubleBitError checks Xid 48 with each recovery action of the driver.
+func TestDoubleBitError(t *testing.T) {
+	s := newListedFixture(t, "gpus 1")
+	s.register()
+	for _, c := range []struct {
+		action       string
+		fault, fatal bool
+	}{
+		{"0", false, false}, // an Xid 94 of a program follows
+		{"1", true, false},  // the check reports the fault
+		{"8", false, true},  // undefined
+		{"none", false, true},
+	} {
+		s.clear("gpu 0")
+		s.set("gpu 0 recovery_action " + c.action)
+		var fault *device.Fault
+		if _, err := s.Check(s.id(0)); errors.As(err, &fault) != c.fault {
+			t.Errorf("recovery action %s: Check: got %v, want a fault: %v", c.action, err, c.fault)
+		}
+		s.sendEvent(0, "xid 48")
+		if got := s.nextEvent(); got.Xid != 48 || (got.Recovery == device.RecoveryAfterReset) != c.fatal ||
+			(got.Action != "") != c.fatal {
+			t.Errorf("recovery action %s: got %+v", c.action, got)
 		}
 	}
 }
 
-// TestWaitEnds checks that Wait ends with ctx, or on a whole second within
-// eventWaitTimeout.
-func TestWaitEnds(t *testing.T) {
+// TestWaitWithoutEvent checks the duration and the calls of a Wait without an
+// event: until the end of ctx or about two seconds, also without a registered
+// GPU, and never at once.
+func TestWaitWithoutEvent(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
-	ctx, cancel := context.WithCancel(context.Background())
+	wait := func(what string, ctx context.Context, minDuration time.Duration) { //nolint:revive // ctx is a parameter
+		t.Helper()
+		began := time.Now()
+		e, err := s.Wait(ctx)
+		if took := time.Since(began); e != (device.Event{}) || err != nil || took < minDuration {
+			t.Errorf("%s: ended after %v: got %+v, %v, want no event after %v", what, took, e, err, minDuration)
+		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	before := s.calls()
-	if e, err := s.Wait(ctx); e != (device.Event{}) || err != nil {
-		t.Errorf("Wait after the end of ctx: got %+v, %v, want no event", e, err)
-	}
+	wait("ended ctx", ended, 0)
 	if n := s.calls().Since(before).GPUTotal(nvmltest.NoGPU); n != 0 {
 		t.Errorf("calls after the end of ctx: got %d, want 0", n)
 	}
-	began := time.Now()
-	e, err := s.Wait(context.Background())
-	if took := time.Since(began); e != (device.Event{}) || err != nil || took < eventWaitTimeout/2 {
-		t.Errorf("Wait ended after %v: got %+v, %v, want no event after eventWaitTimeout", took, e, err)
+	wait("no event", t.Context(), time.Second)
+	s.set("fail nvmlEventSetWait_v2 gpu - TIMEOUT")
+	wait("interrupted", t.Context(), 50*time.Millisecond)
+	s.clear("fail")
+	s.set("gpu * event_types none")
+	s.Close()
+	s.list(1)
+	before = s.calls()
+	wait("no registered GPU", t.Context(), time.Second)
+	if n := s.calls().Since(before).Count("nvmlEventSetWait_v2", nvmltest.NoGPU); n != 0 {
+		t.Errorf("waits without a GPU: got %d, want 0", n)
 	}
 }
 
-// TestWaitDoesNotSpin has waits that end at once, as after an interrupt.
-func TestWaitDoesNotSpin(t *testing.T) {
-	s := newListedFixture(t, "gpus 1", "fail nvmlEventSetWait_v2 gpu - TIMEOUT")
-	began := time.Now()
-	for range 3 {
-		if e, err := s.Wait(context.Background()); e != (device.Event{}) || err != nil {
-			t.Fatalf("Wait: got %+v, %v, want no event", e, err)
+// TestWaitErrors lets the wait fail in all ways, by a lost GPU too. The next
+// wait has a new set.
+func TestWaitErrors(t *testing.T) {
+	s := newListedFixture(t, "gpus 2")
+	s.register()
+	open := s.openEventSets()
+	for _, code := range []string{"UNKNOWN", "GPU_IS_LOST"} {
+		s.set("fail nvmlEventSetWait_v2 gpu - " + code)
+		for range 3 {
+			e, err := s.Wait(t.Context())
+			if e != (device.Event{}) || err == nil || err.Error() != "nvmlEventSetWait: "+code {
+				t.Errorf("%s: got %+v, %v, want an error", code, e, err)
+			}
 		}
 	}
-	if took := time.Since(began); took < 3*minEventWait {
-		t.Errorf("duration of three waits: got %v, want at least three times minEventWait", took)
+	s.clear("fail")
+	s.wantXid("after errors", 1)
+	s.wantOpenSets("after errors", open)
+	s.set("fail nvmlEventSetCreate gpu - INSUFFICIENT_RESOURCES", "fail nvmlEventSetWait_v2 gpu - UNKNOWN")
+	const want = "create event set: INSUFFICIENT_RESOURCES"
+	if _, err := s.Wait(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	if _, err := s.Wait(t.Context()); err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
 	}
 }
 
@@ -96,193 +331,107 @@ func TestWaitDoesNotSpin(t *testing.T) {
 // other GPUs arrive, and after its return also those of the GPU.
 func TestWaitWithLostGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 3")
-	open := s.openEventSets()
-	s.waitForRegistration()
+	open := s.openEventSets() + 1
+	s.register()
 	s.set("gpu 1 lost")
-	if e, err := s.Wait(context.Background()); e != (device.Event{}) || err == nil {
+	if e, err := s.Wait(t.Context()); e != (device.Event{}) || err == nil {
 		t.Fatalf("Wait: got %+v, %v, want an error", e, err)
 	}
-	s.sendEvent(2, "xid 31") // before the next wait
-	if got := s.nextEvent(); got.GPU != s.id(2) {
-		t.Errorf("event of another GPU: got %+v", got)
-	}
+	s.wantXid("other GPU", 2) // sent before the next wait
 	before := s.calls()
-	s.waitForRegistration()
+	s.register()
 	if n := s.calls().Since(before).GPUTotal(1); n != 0 {
 		t.Errorf("calls of a wait on a lost GPU: got %d, want 0", n)
 	}
 	s.clear("gpu 1")
-	if _, err := s.Check(s.id(1)); err != nil {
-		t.Fatal(err)
-	}
-	s.waitForRegistration()
-	s.sendEvent(1, "xid 13")
-	if got := s.nextEvent(); got.GPU != s.id(1) {
-		t.Errorf("event after the GPU's return: got %+v", got)
-	}
-	if sets := s.openEventSets() - open; sets != 1 {
-		t.Errorf("open event sets: got %d, want 1", sets)
-	}
-}
-
-func TestWaitErrors(t *testing.T) {
-	s := newListedFixture(t, "gpus 2")
-	open := s.openEventSets() + 3 // three creations fail
-	for _, c := range []struct{ line, want string }{
-		{"fail nvmlEventSetWait_v2 gpu - UNKNOWN", "nvmlEventSetWait: UNKNOWN"},
-		{"fail nvmlEventSetWait_v2 gpu - GPU_IS_LOST", "nvmlEventSetWait: GPU_IS_LOST"},
-		{"fail nvmlEventSetCreate gpu - INSUFFICIENT_RESOURCES", "create event set: INSUFFICIENT_RESOURCES"},
-	} {
-		s.eventSet.free()
-		s.set(c.line)
-		for range 3 {
-			if e, err := s.Wait(context.Background()); e != (device.Event{}) || err == nil || err.Error() != c.want {
-				t.Errorf("%s: got %+v, %v, want error %s", c.line, e, err, c.want)
-			}
-		}
-		s.clear("fail")
-	}
-	s.waitForRegistration()
-	if sets := s.openEventSets() - open; sets != 1 {
-		t.Errorf("open event sets: got %d, want 1", sets)
-	}
+	s.resets(1) // a check
+	s.register()
+	s.wantXid("after the return", 1)
+	s.wantOpenSets("after the return", open)
 }
 
 // TestRegistrations has GPUs that cannot register. Only a broken set is an
-// error, once. The events of the other GPUs arrive.
+// error, once. The events of the other GPU arrive, and after an interval the
+// registration is repeated.
 func TestRegistrations(t *testing.T) {
 	for _, c := range []struct {
-		line    string
-		wantErr bool
+		line     string
+		wantErr  bool
+		repeated bool
 	}{
-		{"gpu 1 event_types 0x1", false},
-		{"gpu 1 event_types none", false},
-		{"fail nvmlDeviceGetSupportedEventTypes gpu 1 UNKNOWN", true},
-		{"fail nvmlDeviceRegisterEvents gpu 1 NOT_SUPPORTED", false},
-		{"fail nvmlDeviceRegisterEvents gpu 1 GPU_IS_LOST", false},
-		{"fail nvmlDeviceRegisterEvents gpu 1 UNKNOWN", true},
+		{"gpu 1 event_types 0x1", false, true},
+		{"gpu 1 event_types none", false, true},
+		{"fail nvmlDeviceGetSupportedEventTypes gpu 1 UNKNOWN", true, true},
+		{"fail nvmlDeviceRegisterEvents gpu 1 NOT_SUPPORTED", false, true},
+		{"fail nvmlDeviceRegisterEvents gpu 1 INVALID_ARGUMENT", false, true},
+		{"fail nvmlDeviceRegisterEvents gpu 1 GPU_IS_LOST", false, false}, // after a check
+		{"fail nvmlDeviceRegisterEvents gpu 1 UNKNOWN", true, true},
+		{"fail nvmlDeviceRegisterEvents gpu * UNKNOWN", true, true}, // each breaks a set
 	} {
-		s := newListedFixture(t, "gpus 3", c.line)
-		if c.wantErr {
-			if _, err := s.Wait(context.Background()); err == nil || !strings.Contains(err.Error(), string(s.id(1))) {
-				t.Errorf("%s: got %v, want an error about the GPU", c.line, err)
+		bubble.Test(t, func(t *testing.T) {
+			s := newListedFixture(t, "gpus 3", c.line)
+			open := s.openEventSets()
+			err := s.tryRegister()
+			if (err != nil) != c.wantErr || err != nil && !strings.Contains(err.Error(), string(s.id(1))) {
+				t.Errorf("%s: got %v, want an error: %v", c.line, err, c.wantErr)
 			}
-		}
-		s.waitForRegistration()
-		before := s.calls()
-		s.sendEvent(2, "xid 62")
-		if got := s.nextEvent(); got.GPU != s.id(2) {
-			t.Errorf("%s: event of another GPU: got %+v", c.line, got)
-		}
-		if n := s.calls().Since(before).Count("nvmlDeviceRegisterEvents", 1); n != 0 {
-			t.Errorf("%s: repeated registrations: got %d, want 0", c.line, n)
-		}
-	}
-}
-
-// TestBrokenSets has two GPUs that break their sets. The same wait still
-// registers the third GPU.
-func TestBrokenSets(t *testing.T) {
-	s := newListedFixture(t, "gpus 3", "fail nvmlDeviceRegisterEvents gpu 0 UNKNOWN",
-		"fail nvmlDeviceRegisterEvents gpu 1 UNKNOWN")
-	open := s.openEventSets()
-	_, err := s.Wait(context.Background())
-	want := fmt.Sprintf("register events of %s: UNKNOWN; register events of %s: UNKNOWN", s.id(0), s.id(1))
-	if err == nil || err.Error() != want {
-		t.Errorf("got %v\nwant %s", err, want)
-	}
-	s.sendEvent(2, "xid 62")
-	if got := s.nextEvent(); got.GPU != s.id(2) {
-		t.Errorf("event of the third GPU: got %+v", got)
-	}
-	if sets := s.openEventSets() - open; sets != 1 {
-		t.Errorf("open event sets: got %d, want 1", sets)
-	}
-}
-
-// TestFailedRegistration has a GPU whose registration fails for a while. It is
-// repeated after an interval, and the events of the other GPUs arrive.
-func TestFailedRegistration(t *testing.T) {
-	for _, code := range []string{"UNKNOWN", "INVALID_ARGUMENT"} {
-		s := newListedFixture(t, "gpus 2", "fail nvmlDeviceRegisterEvents gpu 1 "+code)
-		open := s.openEventSets()
-		if _, err := s.Wait(context.Background()); (err != nil) != (code == "UNKNOWN") {
-			t.Errorf("%s: Wait: got %v", code, err)
-		}
-		s.clear("fail")
-		before := s.calls()
-		s.list(2)
-		s.waitForRegistration()
-		s.sendEvent(0, "xid 31")
-		if n := s.calls().Since(before).Count("nvmlDeviceRegisterEvents", 1); n != 0 {
-			t.Errorf("%s: registrations after a listing: got %d, want 0", code, n)
-		}
-		if in := time.Until(s.gpu(1).registerAfter); in > minRegisterInterval {
-			t.Errorf("%s: delay of the next registration: got %v, want at most minRegisterInterval", code, in)
-		}
-		s.gpu(1).registerAfter = time.Now()
-		s.waitForRegistration()
-		s.sendEvent(1, "xid 31")
-		for _, gpu := range []int{0, 1} {
-			if got := s.nextEvent(); got.GPU != s.id(gpu) {
-				t.Errorf("%s: event: got %+v", code, got)
+			if !strings.Contains(c.line, "*") {
+				s.wantXid(c.line+": other GPU", 2)
 			}
-		}
-		if sets := s.openEventSets() - open; sets != 1 {
-			t.Errorf("%s: open event sets: got %d, want 1", code, sets)
-		}
+			before := s.calls()
+			s.clear("fail")
+			s.clear("gpu 1")
+			s.list(3)
+			s.register()
+			if n := s.calls().Since(before).Count("nvmlDeviceRegisterEvents", 1); n != 0 {
+				t.Errorf("%s: repeated registrations: got %d, want 0", c.line, n)
+			}
+			time.Sleep(10 * time.Second)
+			if !c.repeated {
+				s.resets(1)
+			}
+			s.register()
+			s.wantXid(c.line+": repeated", 1)
+			s.Close()
+			s.wantOpenSets(c.line, open)
+		})
 	}
 }
 
-// TestNoRegistration checks that Wait without a registered GPU waits and makes
-// no call.
-func TestNoRegistration(t *testing.T) {
-	s := newListedFixture(t, "gpus 2", "gpu * event_types none")
-	before, began := s.calls(), time.Now()
-	e, err := s.Wait(context.Background())
-	if took := time.Since(began); e != (device.Event{}) || err != nil || took < eventWaitTimeout/2 {
-		t.Errorf("Wait ended after %v: got %+v, %v, want no event after eventWaitTimeout", took, e, err)
-	}
-	if n := s.calls().Since(before).Count("nvmlEventSetWait_v2", nvmltest.NoGPU); n != 0 {
-		t.Errorf("waits without a GPU: got %d, want 0", n)
-	}
-}
-
-// TestEventsFollowListing adds and removes GPUs between events.
+// TestEventsFollowListing adds and removes GPUs between events. No event is
+// lost.
 func TestEventsFollowListing(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
-	open := s.openEventSets()
-	s.waitForRegistration()
+	open := s.openEventSets() + 1
+	s.register()
 	s.set("gpus 4")
 	s.list(4)
-	s.sendEvent(0, "xid 31") // reported by the previous set
-	if got := s.nextEvent(); got.GPU != s.id(0) {
-		t.Errorf("event of the previous set: got %+v", got)
+	s.wantXid("previous set", 0)
+	s.wantXid("new GPU", 3)
+	s.sendEvent(0, "xid 79")
+	s.sendEvent(1, "xid 95")
+	s.set("gpus 2")
+	s.list(2)
+	for i, number := range []uint64{79, 95} {
+		if e, err := s.Wait(t.Context()); err != nil || e.GPU != s.id(i) || e.Xid != number {
+			t.Errorf("event before the removal: got %+v, %v, want xid %d", e, err, number)
+		}
 	}
-	s.sendEvent(3, "xid 31")
-	if got := s.nextEvent(); got.GPU != s.id(3) {
-		t.Errorf("event of the new GPU: got %+v", got)
-	}
-	s.set("gpus 1")
-	s.list(1)
-	s.waitForRegistration()
-	s.sendEvent(0, "xid 8")
-	if got := s.nextEvent(); got.GPU != s.id(0) {
-		t.Errorf("event after the removal: got %+v", got)
-	}
-	if sets := s.openEventSets() - open; sets != 1 {
-		t.Errorf("open event sets: got %d, want 1", sets)
-	}
+	s.wantXid("after the removal", 1)
+	s.wantOpenSets("after the removal", open)
 }
 
 // TestEventOfUnlistedGPU checks that an event of a GPU that the newest listing
-// lacks has an Xid and no GPU.
+// lacks has an Xid and no GPU. A concurrent Wait returns at once.
 func TestEventOfUnlistedGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 2")
-	s.waitForRegistration()
+	s.register()
 	done := make(chan device.Event, 1)
 	go func() { done <- s.nextEvent() }() // ends with the event; received below
 	s.eventually("Wait is waiting", func() bool { return s.calls().InFlight(nvmltest.NoGPU) > 0 })
+	if _, err := s.Wait(t.Context()); err == nil {
+		t.Error("second Wait: got no error")
+	}
 	s.set("gpus 1")
 	s.list(1)
 	s.set("gpus 2")
@@ -292,70 +441,27 @@ func TestEventOfUnlistedGPU(t *testing.T) {
 	}
 }
 
-// TestSecondWait checks that a concurrent Wait returns at once.
-func TestSecondWait(t *testing.T) {
-	s := newListedFixture(t, "gpus 1")
-	done := make(chan error, 1)
-	go func() { _, err := s.Wait(context.Background()); done <- err }() // ends within a second; received below
-	s.eventually("Wait is waiting", func() bool { return s.calls().InFlight(nvmltest.NoGPU) > 0 })
-	if _, err := s.Wait(context.Background()); err == nil {
-		t.Error("second Wait: got no error")
-	}
-	s.must(<-done)
-}
-
-// TestEventsAfterInit checks that a new Init has a new event set.
+// TestEventsAfterInit checks that a new Init has a new event set, and that the
+// old set is not freed.
 func TestEventsAfterInit(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
-	s.waitForRegistration()
+	s.register()
 	s.set("fail nvmlEventSetWait_v2 gpu - UNINITIALIZED", "fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
-	if _, err := s.Wait(context.Background()); err == nil {
+	if _, err := s.Wait(t.Context()); err == nil {
 		t.Error("Wait after the library ended: got no error")
 	}
-	if _, err := s.Devices(context.Background()); !errors.Is(err, device.ErrNoDriver) {
-		t.Errorf("Devices: got %v, want ErrNoDriver", err)
-	}
-	if _, err := s.Wait(context.Background()); !errors.Is(err, device.ErrNoDriver) {
-		t.Errorf("Wait: got %v, want ErrNoDriver", err)
-	}
-	s.clear("fail")
-	s.list(1)
-	s.waitForRegistration()
-	s.sendEvent(0, "xid 31")
-	if got := s.nextEvent(); got.GPU != s.id(0) {
-		t.Errorf("event after the new Init: got %+v", got)
-	}
-}
-
-// TestEventsBeforeRemoval has pending events while the listing loses a GPU of
-// the set. No event is lost.
-func TestEventsBeforeRemoval(t *testing.T) {
-	s := newListedFixture(t, "gpus 3")
-	s.waitForRegistration()
-	s.sendEvent(0, "xid 79")
-	s.sendEvent(1, "xid 95")
-	s.set("gpus 2")
-	s.list(2)
-	for i, xid := range []uint64{79, 95} {
-		if e, err := s.Wait(context.Background()); err != nil || e.GPU != s.id(i) || e.Xid != xid {
-			t.Errorf("event: got %+v, %v, want xid %d", e, err, xid)
+	for range 2 {
+		if _, err := s.tryList(); !errors.Is(err, device.ErrNoDriver) {
+			t.Errorf("Devices: got %v, want ErrNoDriver", err)
 		}
+		s.wantCallsFail()
+		s.clear("fail")
+		s.list(1)
+		s.register()
+		s.wantXid("after a new Init", 0)
+		s.set("fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
 	}
-	s.waitForRegistration()
-	if n := len(s.eventSet.registered); n != 2 {
-		t.Errorf("registered GPUs: got %d, want 2", n)
-	}
-}
-
-// TestCloseWithOldSet has a library that loses its Init. The event set is lost
-// too, and must not be freed after the next Init.
-func TestCloseWithOldSet(t *testing.T) {
-	s := newListedFixture(t, "gpus 1")
-	s.waitForRegistration()
-	s.set("fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
-	if _, err := s.Devices(context.Background()); !errors.Is(err, device.ErrNoDriver) {
-		t.Errorf("Devices: got %v, want ErrNoDriver", err)
-	}
+	_, _ = s.tryList()
 	s.clear("fail")
 	s.list(1)
 	before := s.calls()
@@ -366,49 +472,5 @@ func TestCloseWithOldSet(t *testing.T) {
 	}
 	if n := since.Count("nvmlShutdown", nvmltest.NoGPU); n != 1 {
 		t.Errorf("shutdowns: got %d, want 1", n)
-	}
-}
-
-// TestHangInRegistration has a GPU that hangs only in its registration. Events
-// of the other GPUs arrive, and after the hang also those of the GPU.
-func TestHangInRegistration(t *testing.T) {
-	for _, function := range []string{"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"} {
-		s := newListedFixture(t, "gpus 3")
-		open, stuck := s.openEventSets(), s.id(1)
-		s.set("hang " + function + " gpu 1")
-		waited := make(chan error, 1)
-		// ends with the hang at the latest; received below
-		go func() { _, err := s.Wait(context.Background()); waited <- err }()
-		select {
-		case err := <-waited:
-			if err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not respond") {
-				t.Errorf("%s: Wait: got %v, want an error about the GPU", function, err)
-			}
-		case <-time.After(testTimeout):
-			t.Errorf("%s: Wait did not return", function)
-			s.clear("hang")
-			<-waited
-			continue
-		}
-		s.sendEvent(2, "xid 31")
-		if got := s.nextEvent(); got.GPU != s.id(2) {
-			t.Errorf("%s: event of another GPU: got %+v", function, got)
-		}
-		if n := s.calls().InFlight(1); n != 1 || s.Idle() {
-			t.Errorf("%s: got %d calls in flight, idle %v, want 1, false", function, n, s.Idle())
-		}
-		s.clear("hang")
-		s.eventually("the hang ended", s.Idle)
-		if _, err := s.Check(stuck); err != nil {
-			t.Error(err)
-		}
-		s.waitForRegistration()
-		s.sendEvent(1, "xid 13")
-		if got := s.nextEvent(); got.GPU != stuck {
-			t.Errorf("%s: event after the hang: got %+v", function, got)
-		}
-		if n := s.openEventSets() - open; n != 1 {
-			t.Errorf("%s: open event sets: got %d, want 1", function, n)
-		}
 	}
 }

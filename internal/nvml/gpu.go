@@ -30,9 +30,6 @@ type nvmlSession struct {
 type gpu struct {
 	*collect.GPUReader
 	device device.Device // appendDevices adds index and nodes
-	// layout is the partitioning by the newest successful listing; never nil.
-	// Written by Devices.
-	layout atomic.Pointer[migLayout]
 	// reportsLayout is set if the driver's events report a change of the
 	// partitioning, until the first change. Written by Wait.
 	reportsLayout atomic.Bool
@@ -67,46 +64,6 @@ type inventory struct {
 	byIndex  map[int]*gpu
 }
 
-// migLayout is the partitioning of a GPU. After publication it is never
-// written.
-type migLayout struct {
-	mode       collect.MIGState // without Devices
-	devices    []*listedMIGDevice
-	maxDevices int // 0: unknown
-	// handles are those of the listing. NVML may give a handle to another MIG
-	// device at any time.
-	handles map[*listedMIGDevice]nvml.Device
-}
-
-// state returns the part for readings.
-func (p *migLayout) state() *collect.MIGState {
-	s := p.mode
-	for _, d := range p.devices {
-		s.Devices = append(s.Devices, collect.MIGDevice{ID: d.id, GI: d.gi, CI: d.ci, Handle: p.handles[d]})
-	}
-	return &s
-}
-
-// listedMIGDevice is a MIG device as long as it is listed. NVML reuses handles,
-// so each listing gets a new handle by index, and compares the identity.
-type listedMIGDevice struct {
-	instanceIdentity
-	index     int    // on its GPU
-	profile   string // "1c.3g.40gb"
-	placement device.Placement
-	memory    uint64   // bytes
-	capNodes  []string // device nodes; belongs to Devices
-}
-
-// instanceIdentity distinguishes a MIG device from a later one with the same
-// index, instances or even UUID: up to driver 460 UUIDs consist of the
-// instances' numbers, and numbers are reused at once.
-type instanceIdentity struct {
-	id         device.ID
-	gi, ci     int
-	attributes nvml.DeviceAttributes
-}
-
 // deviceProbe examines an index on a separate goroutine, since a call may never
 // return. A hanging probe is kept and not repeated: a hanging GPU costs a
 // thread and no listing.
@@ -124,8 +81,8 @@ type probeResult struct {
 	gpu     *gpu        // nil: see err
 	isNew   bool        // the GPU was unknown
 	err     error
-	layout  *migLayout // partitioning; nil: unknown
-	migErrs []string   // one for each unknown MIG device
+	mig     *collect.MIGState // nil: unknown
+	migErrs []string          // one for each unknown MIG device
 }
 
 func (p *deviceProbe) isDone() bool { return pubsub.IsClosed(p.done) }

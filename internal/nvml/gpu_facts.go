@@ -35,7 +35,7 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 		GPUReader:       collect.NewGPUReader(id, handle, sess.Session, b.plan, b.histories.Of(id)),
 		registerBackoff: retry.Backoff{Min: minRegisterInterval, Max: maxRegisterInterval},
 	}
-	g.layout.Store(&migLayout{mode: collect.MIGState{Unknown: true}})
+	g.MIG.Store(&collect.MIGState{Unknown: true})
 	g.device = device.Device{
 		ID: device.ID(id), GPU: id, Model: readText(handle, has, "nvmlDeviceGetName", nvml.Device.GetName), Minor: -1,
 		NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1,

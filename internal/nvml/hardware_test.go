@@ -1,15 +1,14 @@
-package nvml
+package nvml_test
 
 import (
 	"cmp"
-	"context"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml"
 )
 
 // TestHardware calls a real driver, under NVIDIA_DRIVER_ROOT or /, and logs its
@@ -18,14 +17,12 @@ func TestHardware(t *testing.T) {
 	if os.Getenv("PODGAUGE_GPU") == "" {
 		t.Skip("PODGAUGE_GPU is not set: the test needs an NVIDIA GPU")
 	}
-	runInChild(t, noSetup, func(t *testing.T, _ string) {
-		s := newFixture(t, Options{
-			DriverRoots: []string{cmp.Or(os.Getenv("NVIDIA_DRIVER_ROOT"), "/")},
-			SysRoot:     "/sys",
-		})
+	inChild(t, func(string) error { return nil }, func(t *testing.T, _ string) {
+		root := cmp.Or(os.Getenv("NVIDIA_DRIVER_ROOT"), "/")
+		s := newFixture(t, nvml.Options{DriverRoots: []string{root}, SysRoot: "/sys"})
 		began := time.Now()
-		devices, err := s.Devices(context.Background())
-		t.Logf("start and listing took %v, error %v, missing %v", time.Since(began), err, s.MissingFamilies())
+		devices, err := s.tryList()
+		t.Logf("start and listing took %v, error %v, %+v", time.Since(began), err, s.LibraryInfo())
 		if len(devices) == 0 {
 			t.Fatal("got no GPU")
 		}
@@ -36,32 +33,20 @@ func TestHardware(t *testing.T) {
 			}
 		}
 		began = time.Now()
-		_, err = s.Devices(context.Background())
+		_, err = s.tryList()
 		t.Logf("a second listing took %v, error %v", time.Since(began), err)
 		began = time.Now()
-		links, err := s.Links(context.Background())
+		links, err := s.Links(t.Context())
 		t.Logf("the links took %v: %+v, error %v", time.Since(began), links, err)
-		table := s.inventory.Load()
-		for _, g := range table.gpus {
-			if table.Symbols["nvmlDeviceGetSupportedEventTypes"] {
-				types, ret := g.Handle.GetSupportedEventTypes()
-				t.Logf("%s has event types %#x, %v; with instances: %v", g.ID, types, lib.Error(ret),
-					table.eventsNameInstances)
-			}
-			if table.Symbols.HasAll(lib.MIGFunctions) {
-				count, ret := g.Handle.GetMaxMigDeviceCount()
-				t.Logf("%s supports %d MIG devices, %v", g.ID, count, lib.Error(ret))
-			}
-		}
 		began = time.Now()
-		event, err := s.Wait(context.Background())
+		event, err := s.Wait(t.Context())
 		t.Logf("Wait took %v: %+v, %v", time.Since(began), event, err)
 		s.must(err)
 	})
 }
 
 // checkHardware reads a GPU twice, and requires plausible values.
-func (s *backendFixture) checkHardware(d device.Device) {
+func (s *fixture) checkHardware(d device.Device) {
 	s.Helper()
 	began := time.Now()
 	first := s.values(d.Index)

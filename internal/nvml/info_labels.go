@@ -46,11 +46,13 @@ func readText(handle nvml.Device, has lib.Symbols, symbol string, read func(nvml
 	return ""
 }
 
-// unknownPosition is the byte of an unknown position, and all bytes outside of
-// a rack. DCGM too treats the byte as invalid.
+// unknownPosition is the byte of an unknown position. DCGM too treats the byte
+// as invalid.
 const unknownPosition = 0xFF
 
-// readPlatform returns the values of platformLabels, empty if unknown.
+// readPlatform returns the values of platformLabels, empty if unknown. Without a
+// chassis the driver fills in 0 and 1 for all but the module; nvidia-smi shows
+// none of them either.
 func readPlatform(handle nvml.Device, has lib.Symbols) (values [len(platformLabels)]string) {
 	if !has["nvmlDeviceGetPlatformInfo"] {
 		return values
@@ -64,7 +66,7 @@ func readPlatform(handle nvml.Device, has lib.Symbols) (values [len(platformLabe
 		values[0] = lib.ToValidUTF8(serial)
 	}
 	for i, n := range [...]uint8{p.SlotNumber, p.TrayIndex, p.HostId, p.ModuleId} {
-		if n != unknownPosition {
+		if n != unknownPosition && (values[0] != "" || platformLabels[1+i] == "module_id") {
 			values[1+i] = strconv.Itoa(int(n))
 		}
 	}

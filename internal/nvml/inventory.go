@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -107,6 +108,8 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 		placed[result.gpu] = true
 	}
 	nodes := sharedNodes(l.options.DevRoot)
+	// absent without MIG
+	migMinors, _ := os.ReadFile(filepath.Join(l.options.ProcRoot, "driver/nvidia-caps/mig-minors"))
 	for i := range count {
 		result, answered := found[i]
 		if !answered {
@@ -125,9 +128,8 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 			continue
 		}
 		g := result.gpu
-		if result.layout != nil {
-			g.layout.Store(result.layout)
-			g.MIG.Store(result.layout.state())
+		if result.mig != nil {
+			g.MIG.Store(result.mig)
 			g.probedAt.Store(new(time.Now()))
 		}
 		for _, err := range result.migErrs {
@@ -135,23 +137,24 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 		}
 		l.next.gpus = append(l.next.gpus, g)
 		l.next.byID[g.ID], l.next.byHandle[g.Handle], l.next.byIndex[i] = g, g, g
-		l.appendDevices(g, i, nodes)
+		l.appendDevices(g, i, nodes, string(migMinors))
 	}
 }
 
 // appendDevices lists a GPU before the MIG devices.
-func (l *deviceListing) appendDevices(g *gpu, index int, sharedNodes []string) {
-	d, layout := g.device, g.layout.Load()
-	d.Index, d.MIGEnabled = index, layout.mode.Enabled
-	if d.Minor >= 0 {
-		d.DeviceNodes = []string{"/dev/nvidia" + strconv.Itoa(d.Minor)}
+func (l *deviceListing) appendDevices(g *gpu, index int, sharedNodes []string, migMinors string) {
+	var node []string
+	if g.device.Minor >= 0 {
+		node = []string{"/dev/nvidia" + strconv.Itoa(g.device.Minor)}
 	}
-	ownNodes := len(d.DeviceNodes)
-	d.DeviceNodes = append(d.DeviceNodes, sharedNodes...)
+	d, mig := g.device, g.MIG.Load()
+	d.Index, d.MIGEnabled = index, mig.Enabled
+	d.DeviceNodes = slices.Concat(node, sharedNodes)
 	l.devices = append(l.devices, d)
-	for _, s := range layout.devices {
-		s.findCapNodes(l.options.ProcRoot, d.Minor)
-		l.devices = append(l.devices, s.asDevice(d, ownNodes))
+	for _, m := range mig.Devices {
+		d := asDevice(m, d)
+		d.DeviceNodes = slices.Concat(node, capNodes(migMinors, d), sharedNodes)
+		l.devices = append(l.devices, d)
 	}
 }
 

@@ -9,10 +9,6 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// MissingFamilies returns the metric families with a row beyond the library's
-// functions; nil before the first Init.
-func (b *Backend) MissingFamilies() []string { return b.LibraryInfo().MissingFamilies }
-
 // ensureInitialized loads and initializes the library. Each call tries again
 // until the first success. The error is device.ErrNoDriver if a new process
 // would find no driver either.

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -21,44 +19,47 @@ import (
 
 const maxMIGDevices = 64 // above any GPU
 
-// readMIGMode reads the MIG mode. An older driver has none.
-func (sess *nvmlSession) readMIGMode(handle nvml.Device) (*migLayout, error) {
+// readMIGMode reads the MIG mode. Old drivers and GPUs have none.
+func (sess *nvmlSession) readMIGMode(handle nvml.Device) (*collect.MIGState, error) {
 	if !sess.Symbols["nvmlDeviceGetMigMode"] {
-		return &migLayout{}, nil
+		return &collect.MIGState{}, nil
 	}
 	mode, pending, ret := handle.GetMigMode()
 	switch {
 	case lib.IsNotSupported(ret):
-		return &migLayout{mode: collect.MIGState{Denials: 1}}, nil
+		return &collect.MIGState{Denials: 1}, nil
 	case ret != nvml.SUCCESS:
 		return nil, fmt.Errorf("get its MIG mode: %w", lib.Error(ret))
 	}
-	return &migLayout{mode: collect.MIGState{
+	return &collect.MIGState{
 		Capable: true, Enabled: mode == nvml.DEVICE_MIG_ENABLE, PendingEnabled: pending == nvml.DEVICE_MIG_ENABLE,
-	}}, nil
+	}, nil
 }
 
 // listMIGDevices finds the MIG devices in the order of their indices, possibly
 // with gaps. Unknown devices keep their earlier state.
 func (sess *nvmlSession) listMIGDevices(result *probeResult) {
-	previous := result.gpu.layout.Load()
-	result.layout.devices, result.layout.maxDevices = slices.Clone(previous.devices), previous.maxDevices
+	mig, previous := result.mig, result.gpu.MIG.Load()
+	mig.Devices, mig.MaxDevices = previous.Devices, previous.MaxDevices
 	if !sess.Symbols.HasAll(lib.MIGFunctions) {
 		result.addError("the library has no functions for MIG devices")
 		return
 	}
-	if previous.maxDevices == 0 {
+	if mig.MaxDevices == 0 {
 		count, ret := result.handle.GetMaxMigDeviceCount() // possible devices, not present ones
 		if ret != nvml.SUCCESS {
 			result.addError("count its MIG devices: " + lib.Error(ret).Error())
 			return
 		}
-		result.layout.maxDevices = min(count, maxMIGDevices)
+		mig.MaxDevices = min(count, maxMIGDevices)
 	}
-	var found []*listedMIGDevice
-	handles := map[*listedMIGDevice]nvml.Device{}
-	for i := range result.layout.maxDevices {
-		s, handle, err := sess.migDeviceAt(result, i)
+	var found []collect.MIGDevice
+	for i := range mig.MaxDevices {
+		var known *collect.MIGDevice
+		if at := slices.IndexFunc(previous.Devices, func(d collect.MIGDevice) bool { return d.Index == i }); at >= 0 {
+			known = &previous.Devices[at]
+		}
+		d, err := sess.migDeviceAt(result, i, known)
 		// the devices so far may be incomplete
 		if code, ok := errors.AsType[lib.Error](err); ok && lib.IsFinal(nvml.Return(code)) {
 			result.addError(err.Error())
@@ -66,19 +67,13 @@ func (sess *nvmlSession) listMIGDevices(result *probeResult) {
 		}
 		if err != nil {
 			result.addError(fmt.Sprintf("MIG device %d: %v", i, err))
-			if at := slices.IndexFunc(previous.devices,
-				func(d *listedMIGDevice) bool { return d.index == i }); at >= 0 {
-				s = previous.devices[at]
-			}
+			d = known
 		}
-		if s != nil {
-			found = append(found, s)
-		}
-		if handle != nil {
-			handles[s] = handle
+		if d != nil {
+			found = append(found, *d)
 		}
 	}
-	result.layout.devices, result.layout.handles = found, handles
+	mig.Devices = found
 }
 
 // migError returns the error of a call about a MIG device; nil for the codes of
@@ -90,36 +85,39 @@ func migError(step string, ret nvml.Return) error {
 	return fmt.Errorf("%s: %w", step, lib.Error(ret))
 }
 
-// migDeviceAt returns the MIG device at an index with its handle; nil: absent.
-// A known device is asked only for its identity.
-func (sess *nvmlSession) migDeviceAt(result *probeResult, index int) (*listedMIGDevice, nvml.Device, error) {
+// migDeviceAt returns the MIG device at an index; nil: absent. A known device is
+// asked only for its identity.
+func (sess *nvmlSession) migDeviceAt(
+	result *probeResult, index int, known *collect.MIGDevice,
+) (*collect.MIGDevice, error) {
 	handle, ret := result.handle.GetMigDeviceHandleByIndex(index)
 	if ret != nvml.SUCCESS {
-		return nil, nil, migError("get its handle", ret)
+		return nil, migError("get its handle", ret)
 	}
 	identity, step, ret := sess.identify(handle)
 	if ret != nvml.SUCCESS {
-		return nil, nil, migError(step, ret)
+		return nil, migError(step, ret)
 	}
-	for _, known := range result.layout.devices {
-		if known.instanceIdentity == identity && known.index == index {
-			return known, handle, nil
-		}
+	if known != nil && known.MIGIdentity == identity {
+		d := *known
+		d.Handle = handle
+		return &d, nil
 	}
-	s := &listedMIGDevice{
-		instanceIdentity: identity, index: index, placement: sess.placementOf(result.handle, identity.gi),
-		memory: cmp.Or(metric.TotalMemory(handle, sess.Symbols), identity.attributes.MemorySizeMB<<20),
+	d := &collect.MIGDevice{
+		MIGIdentity: identity, Index: index, Handle: handle,
+		Placement:   sess.placementOf(result.handle, identity.GI),
+		MemoryBytes: cmp.Or(metric.TotalMemory(handle, sess.Symbols), identity.Attributes.MemorySizeMB<<20),
 	}
 	name := readText(handle, sess.Symbols, "nvmlDeviceGetName", nvml.Device.GetName)
-	s.profile = cmp.Or(profileFromName(name), profileFromAttributes(identity.attributes, result.gpu.device.MemoryBytes))
+	d.Profile = cmp.Or(profileFromName(name), profileFromAttributes(identity.Attributes, result.gpu.device.MemoryBytes))
 	uuid, ret := handle.GetUUID() // the handle may be another device's by now
 	switch {
 	case ret != nvml.SUCCESS:
-		return nil, nil, migError("get its UUID again", ret)
-	case device.ID(lib.ToValidUTF8(uuid)) != identity.id:
-		return nil, nil, errors.New("another device has its handle")
+		return nil, migError("get its UUID again", ret)
+	case device.ID(lib.ToValidUTF8(uuid)) != identity.ID:
+		return nil, errors.New("another device has its handle")
 	}
-	return s, handle, nil
+	return d, nil
 }
 
 // placementOf reads the place of a GPU instance, unknown without access to the
@@ -143,20 +141,20 @@ func (sess *nvmlSession) placementOf(handle nvml.Device, gi int) device.Placemen
 }
 
 // identify reads the identity of a MIG device. On failure step names the call.
-func (sess *nvmlSession) identify(handle nvml.Device) (identity instanceIdentity, step string, ret nvml.Return) {
+func (sess *nvmlSession) identify(handle nvml.Device) (identity collect.MIGIdentity, step string, ret nvml.Return) {
 	uuid, ret := handle.GetUUID()
 	if ret != nvml.SUCCESS {
 		return identity, "get its UUID", ret
 	}
-	identity.id = device.ID(lib.ToValidUTF8(uuid))
-	if identity.gi, ret = handle.GetGpuInstanceId(); ret != nvml.SUCCESS {
+	identity.ID = device.ID(lib.ToValidUTF8(uuid))
+	if identity.GI, ret = handle.GetGpuInstanceId(); ret != nvml.SUCCESS {
 		return identity, "get its GPU instance", ret
 	}
-	if identity.ci, ret = handle.GetComputeInstanceId(); ret != nvml.SUCCESS {
+	if identity.CI, ret = handle.GetComputeInstanceId(); ret != nvml.SUCCESS {
 		return identity, "get its compute instance", ret
 	}
 	if sess.Symbols["nvmlDeviceGetAttributes_v2"] {
-		if identity.attributes, ret = handle.GetAttributes(); ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
+		if identity.Attributes, ret = handle.GetAttributes(); ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
 			return identity, "get its attributes", ret
 		}
 	}
@@ -196,30 +194,26 @@ func profileFromAttributes(a nvml.DeviceAttributes, gpuMemory uint64) string {
 	return profile
 }
 
-// asDevice returns the MIG device, with the facts of its GPU apart from the
-// memory.
-func (m *listedMIGDevice) asDevice(parent device.Device, ownNodes int) device.Device {
-	d := parent
-	d.ID, d.MIGEnabled, d.MemoryBytes = m.id, false, m.memory
-	d.MIGDeviceIndex, d.GI, d.CI, d.Profile, d.Placement = m.index, m.gi, m.ci, m.profile, m.placement
-	d.DeviceNodes = slices.Concat(parent.DeviceNodes[:ownNodes], m.capNodes, parent.DeviceNodes[ownNodes:])
+// asDevice returns the MIG device, with the facts of its GPU apart from memory
+// and device nodes.
+func asDevice(m collect.MIGDevice, gpu device.Device) device.Device {
+	d := gpu
+	d.ID, d.MIGEnabled, d.MemoryBytes = m.ID, false, m.MemoryBytes
+	d.MIGDeviceIndex, d.GI, d.CI, d.Profile, d.Placement = m.Index, m.GI, m.CI, m.Profile, m.Placement
 	return d
 }
 
-// findCapNodes finds the device nodes of both instances in the driver's list of
-// all instances. There, gpu<N> is /dev/nvidia<N>, not NVML's index.
-func (m *listedMIGDevice) findCapNodes(procRoot string, minor int) {
-	if len(m.capNodes) == 2 || minor < 0 {
-		return
-	}
-	m.capNodes = nil
-	list, _ := os.ReadFile(filepath.Join(procRoot, "driver/nvidia-caps/mig-minors")) // absent: no node
-	gi := fmt.Sprintf("gpu%d/gi%d/access", minor, m.gi)
-	ci := fmt.Sprintf("gpu%d/gi%d/ci%d/access", minor, m.gi, m.ci)
-	for line := range strings.Lines(string(list)) {
+// capNodes returns the device nodes of both instances of a MIG device in the
+// driver's list of all instances. There, gpu<N> is /dev/nvidia<N>, not NVML's
+// index.
+func capNodes(migMinors string, d device.Device) (nodes []string) {
+	gi := fmt.Sprintf("gpu%d/gi%d/access", d.Minor, d.GI)
+	ci := fmt.Sprintf("gpu%d/gi%d/ci%d/access", d.Minor, d.GI, d.CI)
+	for line := range strings.Lines(migMinors) {
 		file, number, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if n, err := strconv.ParseUint(number, 10, 20); err == nil && (file == gi || file == ci) {
-			m.capNodes = append(m.capNodes, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", n))
+			nodes = append(nodes, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", n))
 		}
 	}
+	return nodes
 }

@@ -18,8 +18,13 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/health"
+	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/node"
+	"github.com/podgauge/podgauge/internal/readiness"
+	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
 )
@@ -98,14 +103,11 @@ func (r *Request) Check() error {
 // CommandHandler carries out requests.
 type CommandHandler struct {
 	State   *node.State
-	Monitor *device.Monitor
-	// Missing returns an error if the driver does not list all known and expected
-	// GPUs.
-	Missing func() error
-	// Store returns when health and incidents, which the next process reads, are
-	// on disk.
-	Store func(context.Context) error
-	Log   *slog.Logger
+	Monitor *health.Monitor
+	// Incidents and Store have what the next process reads.
+	Incidents *incident.Log
+	Store     *state.Store
+	Log       *slog.Logger
 }
 
 // ServeHTTP implements http.Handler.
@@ -148,11 +150,13 @@ func (h *CommandHandler) overruleHealth(ctx context.Context, r Request) (Respons
 		return Response{}, errors.New("no device is known yet: the driver has not listed any")
 	}
 	id, name := device.ID(r.Device), r.Device
-	if i := slices.IndexFunc(statuses, func(s device.Status) bool { return isNamed(&s, r.Device) }); i >= 0 {
+	if i := slices.IndexFunc(statuses, func(s device.Status) bool {
+		return r.Device == string(s.ID) || !s.Gone && r.Device == deviceIndex(&s)
+	}); i >= 0 {
 		id, name = statuses[i].ID, deviceTitle(&statuses[i])
 	}
 	var lines []string
-	var trusted device.Trusted
+	var trusted health.Trusted
 	var err error
 	switch r.Action {
 	case Retire:
@@ -161,7 +165,7 @@ func (h *CommandHandler) overruleHealth(ctx context.Context, r Request) (Respons
 	case Forget:
 		err = h.Monitor.Forget(ctx, id)
 		lines = []string{name + " is forgotten"}
-		if missing := h.Missing(); missing != nil {
+		if missing := readiness.Devices(h.State, h.Monitor); missing != nil {
 			lines = append(lines, missing.Error())
 		}
 	default:
@@ -169,7 +173,7 @@ func (h *CommandHandler) overruleHealth(ctx context.Context, r Request) (Respons
 		lines = h.trustLines(id, name, trusted)
 	}
 	switch {
-	case errors.Is(err, device.ErrUnknownDevice):
+	case errors.Is(err, health.ErrUnknownDevice):
 		return Response{}, fmt.Errorf("no device %q: expected one of %s", r.Device, deviceNames(statuses))
 	case err != nil:
 		return Response{}, err
@@ -181,11 +185,6 @@ func (h *CommandHandler) overruleHealth(ctx context.Context, r Request) (Respons
 		lines = append(lines, fmt.Sprintf("not stored on disk, a restart of podgauge loses this change: %v", err))
 	}
 	return Response{Lines: lines, Holds: r.Action == Trust && len(h.notHealthy(id)) > 0}, nil
-}
-
-// isNamed reports whether a device has a name: the UUID, or the index unless the device is gone.
-func isNamed(s *device.Status, name string) bool {
-	return name == string(s.ID) || !s.Gone && name == deviceIndex(s)
 }
 
 // deviceIndex returns the index of a GPU, and GPU:MIG of a MIG device, as `podgauge status` shows.
@@ -224,7 +223,7 @@ func (h *CommandHandler) ownerLines(id device.ID) []string {
 	for _, s := range h.notHealthy(id) { // the device is retired
 		for _, r := range allocations.ForDevice(s.ID) {
 			name := r.Owner.Namespace + "/" + r.Owner.Pod
-			if r.Owner != (device.Owner{}) && !slices.Contains(owners, name) {
+			if r.Owner != (allocation.Owner{}) && !slices.Contains(owners, name) {
 				owners = append(owners, name)
 			}
 		}
@@ -236,7 +235,7 @@ func (h *CommandHandler) ownerLines(id device.ID) []string {
 }
 
 // trustLines describes the result of a Trust: each device that is still unhealthy, with the cause.
-func (h *CommandHandler) trustLines(id device.ID, name string, t device.Trusted) (lines []string) {
+func (h *CommandHandler) trustLines(id device.ID, name string, t health.Trusted) (lines []string) {
 	for _, s := range h.notHealthy(id) {
 		line := deviceTitle(&s) + " is " + s.Health.String() + ": " + s.Reason
 		if s.Action != "" {
@@ -259,8 +258,10 @@ func (h *CommandHandler) trustLines(id device.ID, name string, t device.Trusted)
 	return lines
 }
 
+// store waits until health and incidents are on disk.
 func (h *CommandHandler) store(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	return h.Store(ctx)
+	h.Incidents.Flush()
+	return h.Store.Wait(ctx)
 }

@@ -3,11 +3,16 @@ package operator_test
 import (
 	"bytes"
 	"encoding/json"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/operator"
+	"github.com/podgauge/podgauge/test/helpers/program"
 )
 
 // FuzzParseRequest checks that an accepted request has an action, a
@@ -34,10 +39,27 @@ func FuzzParseRequest(f *testing.F) {
 		if r.Device == "" || len(r.Device) > 128 || len(r.Reason) > 256 || (r.Action == operator.Retire) != hasReason {
 			t.Errorf("got %+v", r)
 		}
-		encoded, err := json.Marshal(device.Retirement{Note: r.Reason})
-		var stored device.Retirement
+		encoded, err := json.Marshal(health.Retirement{Note: r.Reason})
+		var stored health.Retirement
 		if err != nil || json.Unmarshal(encoded, &stored) != nil || stored.Note != r.Reason {
 			t.Errorf("stored reason: got %[2]q, want %[1]q", r.Reason, stored.Note)
 		}
 	})
+}
+
+// TestTakeOverRejected checks that an older process without a hand-over costs a log line with the reason.
+func TestTakeOverRejected(t *testing.T) {
+	dir := program.ShortDir(t)
+	l, err := net.Listen("unix", filepath.Join(dir, operator.SocketName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	older := &http.Server{Handler: http.NotFoundHandler()}
+	go older.Serve(l)
+	defer older.Close()
+	var log bytes.Buffer
+	conn := operator.TakeOver(dir, slog.New(slog.NewTextHandler(&log, nil)))
+	if conn == nil || conn.Close() != nil || !strings.Contains(log.String(), `err="404 Not Found"`) {
+		t.Errorf("got connection %v, log %s", conn, log.String())
+	}
 }

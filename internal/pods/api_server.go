@@ -18,7 +18,7 @@ func (c *Client) followAPIServer(ctx context.Context) error {
 		c.publish(c.cache.setErr(errNotListed))
 	}
 	c.Rest()
-	err := c.apiServer.Follow(ctx, func(e kubeapi.WatchEvent) error {
+	err := c.options.APIServer.Follow(ctx, func(e kubeapi.WatchEvent) error {
 		c.Beat()
 		defer c.Rest()
 		return c.handleAPIServerEvent(e)

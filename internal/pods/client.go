@@ -33,32 +33,28 @@ const (
 // with the feature gate PodsAPI off.
 var ErrNoPodsAPI = errors.New("the kubelet has no Pods API")
 
-// Observer receives notifications of pods after Snapshot returns the change.
-// Calls are made on Run's goroutine and must be quick: the kubelet drops a
-// watcher that is 100 events behind. If a pod replaces an ended pod of the same
-// name, OnPodEnded comes first.
-type Observer interface {
-	// OnPodAdded is called for a new pod that is not Ended; also for each such
-	// pod of the first stream.
-	OnPodAdded(namespace, name string)
-	// OnPodEnded is called for a pod that Ended or was deleted, in the last
-	// known version; twice if a later stream lists a deleted pod.
-	OnPodEnded(Pod)
-}
-
 // PodFollower follows the pods of the node at the API server: a
 // kubeapi.Follower of /api/v1/pods.
 type PodFollower interface {
 	Follow(ctx context.Context, handle func(kubeapi.WatchEvent) error) error
 }
 
-// Options configure a Client. The zero Options keep no labels, log nothing,
-// notify no Observer and use only the kubelet.
+// Options configure a Client. Without further options than Pods, the client
+// keeps no labels, logs nothing and uses only the kubelet.
 type Options struct {
-	Labels   []string            // names of labels to keep; a trailing * makes a prefix
-	Pods     *pubsub.Value[Pods] // receives the pods; nil: none does
-	Log      *slog.Logger
-	Observer Observer
+	Labels []string            // names of labels to keep; a trailing * makes a prefix
+	Pods   *pubsub.Value[Pods] // receives the pods
+	Log    *slog.Logger
+	// OnPodAdded is called after the publication of a new pod that is not Ended;
+	// also for each such pod of the first stream. May be nil.
+	//
+	// Both calls must be quick: the kubelet drops a watcher that is 100 events
+	// behind. If a pod replaces an ended pod of the same name, OnPodEnded comes
+	// first.
+	OnPodAdded func(namespace, name string)
+	// OnPodEnded is called after the publication of a pod that Ended or was
+	// deleted; twice if a later stream lists a deleted pod. May be nil.
+	OnPodEnded func(namespace, name string)
 	// APIServer is the source while the kubelet has no Pods API. Nil: there is
 	// no such source.
 	APIServer PodFollower
@@ -68,13 +64,10 @@ type Options struct {
 type Client struct {
 	device.Heartbeat
 
+	options   Options
 	socket    string
 	dial      func(ctx context.Context) (net.Conn, error)
-	apiServer PodFollower // nil: none
-	log       *slog.Logger
-	observer  Observer
 	createdAt time.Time
-	published *pubsub.Value[Pods]
 
 	// All below belong to Run's goroutine.
 	cache        podCache
@@ -98,14 +91,12 @@ func newClient(socket string, o Options, dial func(ctx context.Context) (net.Con
 	if err != nil {
 		return nil, err
 	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return &Client{
-		published: cmp.Or(o.Pods, new(pubsub.Value[Pods])),
+		options:   o,
 		socket:    socket,
 		dial:      dial,
-		apiServer: o.APIServer,
-		observer:  o.Observer,
 		createdAt: time.Now(),
-		log:       cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
 		event:     watchEvent{allowlist: labels},
 		backoff:   retry.Backoff{Min: minBackoff, Max: maxBackoff},
 	}, nil
@@ -114,14 +105,11 @@ func newClient(socket string, o Options, dial func(ctx context.Context) (net.Con
 // Ready returns an error before the first attempt to list pods. Readiness does
 // not depend on the result.
 func (c *Client) Ready() error {
-	if pods, _ := c.Snapshot(); !pods.Synced && pods.Err == nil {
+	if pods, _ := c.options.Pods.Get(); !pods.Synced && pods.Err == nil {
 		return errors.New("pods not listed yet")
 	}
 	return nil
 }
-
-// Snapshot returns the pods and a channel that the next change closes.
-func (c *Client) Snapshot() (Pods, <-chan struct{}) { return c.published.Get() }
 
 // recordFailure publishes that the pods are not synced. The last known pods stay.
 func (c *Client) recordFailure(err error) {
@@ -130,51 +118,48 @@ func (c *Client) recordFailure(err error) {
 	c.publish(changed)
 	switch {
 	case c.loggedSynced:
-		c.log.Info("pods no longer synced, keeping the last known pods", "err", err)
+		c.options.Log.Info("pods no longer synced, keeping the last known pods", "err", err)
 	case !c.loggedOutage && !errors.Is(err, ErrNoPodsAPI) && time.Since(c.createdAt) > startupGracePeriod:
-		c.log.Warn("cannot list pods", "err", err)
+		c.options.Log.Warn("cannot list pods", "err", err)
 	default:
 		return
 	}
 	c.loggedSynced, c.loggedOutage = false, true
 }
 
-// applyEvent applies the newest event and notifies the Observer.
+// applyEvent applies and publishes the newest event.
 func (c *Client) applyEvent() error {
 	c.cache.pods.updatedAt = time.Now()
 	changed, err := c.cache.apply(&c.event)
 	c.publish(changed)
-	c.notify()
+	notify(c.cache.ended, c.options.OnPodEnded)
+	notify(c.cache.added, c.options.OnPodAdded)
+	c.cache.ended, c.cache.added = nil, nil
 	if c.event.cut && !c.loggedCut {
-		c.log.Warn("containers and labels of pods left out above a limit", "namespace", c.event.pod.Namespace, "pod",
-			c.event.pod.Name)
+		p := c.event.pod
+		c.options.Log.Warn("containers and labels of pods left out above a limit",
+			"namespace", p.Namespace, "pod", p.Name)
 		c.loggedCut = true
 	}
 	if c.cache.pods.Synced && !c.loggedSynced {
-		c.log.Info("pods synced", "pods", c.cache.pods.Len())
+		c.options.Log.Info("pods synced", "pods", c.cache.pods.Len())
 		c.loggedSynced = true
 	}
 	return err
 }
 
-func (c *Client) publish(changed bool) {
-	if changed {
-		c.published.Set(c.cache.pods)
+// notify calls observe, unless nil, for each pod.
+func notify(pods []*Pod, observe func(namespace, name string)) {
+	if observe == nil {
+		return
+	}
+	for _, p := range pods {
+		observe(p.Namespace, p.Name)
 	}
 }
 
-// notify passes the queued notifications to the Observer.
-func (c *Client) notify() {
-	cache := &c.cache
-	if c.observer != nil {
-		for _, p := range cache.ended {
-			c.observer.OnPodEnded(*p)
-		}
-		for _, p := range cache.added {
-			c.observer.OnPodAdded(p.Namespace, p.Name)
-		}
+func (c *Client) publish(changed bool) {
+	if changed {
+		c.options.Pods.Set(c.cache.pods)
 	}
-	clear(cache.added)
-	clear(cache.ended)
-	cache.added, cache.ended = cache.added[:0], cache.ended[:0]
 }

@@ -1,19 +1,32 @@
-package pods
+package pods_test
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/kubeapi"
+	"github.com/podgauge/podgauge/internal/pods"
+	"github.com/podgauge/podgauge/internal/pods/podpb"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"github.com/podgauge/podgauge/test/helpers/apiserver"
+	"github.com/podgauge/podgauge/test/helpers/background"
 )
 
 // testTimeout is the maximum wait for an event that takes milliseconds.
@@ -23,128 +36,179 @@ const testTimeout = 20 * time.Second
 type kubeletFixture struct {
 	*kubelet.Kubelet
 	t      *testing.T
-	client *Client
+	client *pods.Client
+	pods   pubsub.Value[pods.Pods] // of the client
 
-	mu        sync.Mutex
-	endedPods []Pod // guarded by mu
+	mu    sync.Mutex
+	ended []string // names of OnPodEnded; guarded by mu
 }
 
-func newKubeletFixture(t *testing.T, version kubelet.Version, labels ...string) *kubeletFixture {
+// newFixture returns a fixture. configure returns the socket and the options of
+// its client, except OnPodEnded.
+func newFixture(
+	t *testing.T, version kubelet.Version, configure func(n *kubeletFixture) (socket string, o pods.Options),
+) *kubeletFixture {
 	t.Helper()
-	return newFixtureWith(t, version, func(n *kubeletFixture) (string, Options) { return n.PodsSocket(), Options{Labels: labels} })
-}
-
-// newFixtureWith returns a fixture. configure returns the socket and the options of its client, except the Observer.
-func newFixtureWith(t *testing.T, version kubelet.Version, configure func(n *kubeletFixture) (socket string, o Options)) *kubeletFixture {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "pods") // the paths of sockets are limited
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	n := &kubeletFixture{Kubelet: kubelet.New(kubelet.Options{Dir: dir, Version: version}), t: t}
-	n.runInBackground(n.Run)
-	n.waitKubelet(func(s kubelet.KubeletState) bool { return s.PodsRead && s.Serving })
+	n := &kubeletFixture{Kubelet: background.Kubelet(t, kubelet.Options{Version: version}), t: t}
+	background.Wait(t, n.Kubelet, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	socket, o := configure(n)
-	o.Observer = observerFuncs{ended: func(p Pod) {
+	o.Pods = &n.pods
+	o.OnPodEnded = func(_, name string) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		n.endedPods = append(n.endedPods, p)
-	}}
-	n.client, err = New(socket, o)
-	if err != nil {
-		t.Fatal(err)
+		n.ended = append(n.ended, name)
 	}
-	n.runInBackground(n.client.Run)
+	var err error
+	n.client, err = pods.New(socket, o)
+	n.must(err)
+	background.Run(t, n.client.Run)
 	return n
 }
 
-// runInBackground runs a function until the end of the test.
-func (n *kubeletFixture) runInBackground(run func(context.Context) error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- run(ctx) }()
-	n.t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			n.t.Errorf("Run: %v", err)
-		}
+// ofKubelet configures a client of the kubelet.
+func ofKubelet(n *kubeletFixture) (string, pods.Options) {
+	return n.PodsSocket(), pods.Options{Labels: []string{"app"}}
+}
+
+// ofAPIServer configures a client of an API server.
+func ofAPIServer(s *apiserver.Server) func(n *kubeletFixture) (string, pods.Options) {
+	return func(n *kubeletFixture) (string, pods.Options) {
+		follower := &kubeapi.Follower{Client: s.Client(), Path: "/api/v1/pods"}
+		return filepath.Join(n.t.TempDir(), "none"), pods.Options{Labels: []string{"app"}, APIServer: follower}
+	}
+}
+
+// eachSource runs a test with a client of the kubelet, and with a client of an
+// API server that has the kubelet's pods.
+func eachSource(t *testing.T, test func(t *testing.T, n *kubeletFixture)) {
+	t.Helper()
+	t.Run("kubelet", func(t *testing.T) {
+		t.Parallel()
+		test(t, newFixture(t, kubelet.V137, ofKubelet))
+	})
+	t.Run("API server", func(t *testing.T) {
+		t.Parallel()
+		s := apiserver.Start(t)
+		test(t, newFixture(t, kubelet.V137, func(n *kubeletFixture) (string, pods.Options) {
+			background.Run(t, func(ctx context.Context) error { return n.bridge(ctx, s) })
+			return ofAPIServer(s)(n)
+		}))
 	})
 }
 
-func (n *kubeletFixture) waitKubelet(condition func(kubelet.KubeletState) bool) {
+// bridge copies the kubelet's pods to the API server, and ignores late events
+// of deleted pods.
+func (n *kubeletFixture) bridge(ctx context.Context, s *apiserver.Server) error {
+	conn, err := grpc.NewClient("unix:"+n.PodsSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // of a test
+	stream, err := api.NewPodsClient(conn).WatchPods(ctx, &api.WatchPodsRequest{})
+	ended := map[string]bool{}
+	for err == nil {
+		var e *api.WatchPodsEvent
+		if e, err = stream.Recv(); err != nil || e.Type == complete {
+			continue
+		}
+		var p podpb.Pod
+		if err := (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(e.Pod, &p); err != nil {
+			return err
+		}
+		uid := p.Metadata.GetUid()
+		switch {
+		case e.Type == deleted:
+			s.Delete("pods", uid)
+			ended[uid] = true
+		case !ended[uid]:
+			s.Set("pods", uid, jsonOf(&p))
+		}
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// jsonOf returns the API server's object of a pod. A static pod has a mirror
+// pod with another UID.
+func jsonOf(p *podpb.Pod) string {
+	if uid := p.Metadata.GetUid(); len(uid) == 32 { // a hash
+		p.Metadata.Uid = new("00000000-mirror-" + uid)
+		p.Metadata.CreationTimestamp = timestamppb.Now()
+		p.Metadata.Annotations = map[string]string{"kubernetes.io/config.mirror": uid}
+	}
+	b, _ := protojson.Marshal(p) // a valid message
+	return string(b)
+}
+
+func (n *kubeletFixture) must(err error) {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(n.t.Context(), testTimeout)
-	defer cancel()
-	if err := n.Wait(ctx, condition); err != nil {
+	if err != nil {
 		n.t.Fatal(err)
 	}
 }
 
 // waitPods waits until the pods meet a condition.
-func (n *kubeletFixture) waitPods(what string, condition func(Pods) bool) Pods {
+func (n *kubeletFixture) waitPods(what string, condition func(pods.Pods) bool) pods.Pods {
 	n.t.Helper()
 	timeout := time.After(testTimeout)
 	for {
-		ps, changed := n.client.Snapshot()
+		ps, changed := n.pods.Get()
 		if condition(ps) {
 			return ps
 		}
 		select {
 		case <-changed:
 		case <-timeout:
-			n.t.Fatalf("timeout waiting for %s: pods %q, synced %t, error %v", what, ps.summary(), ps.Synced, ps.Err)
+			n.t.Fatalf("timeout waiting for %s: %d pods, synced %t, error %v", what, ps.Len(), ps.Synced, ps.Err)
 		}
 	}
 }
 
-func (n *kubeletFixture) runPod(p kubelet.PodSpec) {
+// runPod runs a pod, and waits until the client has the kubelet's version.
+func (n *kubeletFixture) runPod(spec kubelet.PodSpec) pods.Pod {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), testTimeout)
 	defer cancel()
-	if err := n.RunPod(ctx, p); err != nil {
-		n.t.Fatal(err)
-	}
+	n.must(n.RunPod(ctx, spec))
+	return n.waitSynced(spec)
 }
 
-// waitSynced waits until the client has the kubelet's version of a pod.
-func (n *kubeletFixture) waitSynced(p kubelet.PodSpec) (now Pod) {
+func (n *kubeletFixture) waitSynced(spec kubelet.PodSpec) (p pods.Pod) {
 	n.t.Helper()
-	n.waitPods("the pod", func(ps Pods) bool {
-		want, err := n.Pod(p)
+	n.waitPods("the pod", func(ps pods.Pods) bool {
+		want, err := n.Pod(spec)
 		if err != nil {
 			return false
 		}
 		var ok bool
-		now, ok = ps.ByName(want.Namespace, want.Name)
-		if !ok || !ps.Synced || now.UID != want.UID || now.Phase != want.Phase {
-			return false
-		}
-		for _, c := range want.Containers {
+		p, ok = ps.ByName(want.Namespace, want.Name)
+		isOld := func(c kubelet.PodContainerStatus) bool {
 			pod, name, known := ps.ByContainer(c.ID)
-			if c.ID != "" && (!known || pod.UID != want.UID || name != c.Name) {
-				return false
-			}
+			return c.ID != "" && (!known || pod.UID != want.UID || name != c.Name)
 		}
-		return true
+		return ok && ps.Synced && p.UID == want.UID && p.Phase == want.Phase && !slices.ContainsFunc(want.Containers, isOld)
 	})
-	return now
+	return p
 }
 
-// lastEnded waits for OnPodEnded of a pod, which follows the publication of the pods.
-func (n *kubeletFixture) lastEnded(uid string) Pod {
+// waitEnd waits for OnPodEnded, and returns the termination of a container.
+func (n *kubeletFixture) waitEnd(p pods.Pod, container string) string {
 	n.t.Helper()
 	for end := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
 		n.mu.Lock()
-		ended := slices.Clone(n.endedPods)
+		ended := slices.Contains(n.ended, p.Name)
 		n.mu.Unlock()
-		for _, p := range slices.Backward(ended) {
-			if p.UID == uid {
-				return p
-			}
+		ps, _ := n.pods.Get()
+		owner := allocation.Owner{Namespace: p.Namespace, Pod: p.Name, Container: container}
+		got, known := ps.Termination(allocation.Assignment{PodUID: p.UID, Owner: owner})
+		if ended && got.PodEnded {
+			_, text, _ := strings.Cut(formatTermination(got, known), " ") // without the UID
+			return text
 		}
 		if time.Now().After(end) {
-			n.t.Fatalf("timeout waiting for the end of pod %s", uid)
+			n.t.Fatalf("timeout waiting for the end of pod %s", p.Name)
 		}
 	}
 }
@@ -157,198 +221,156 @@ func simulatedPod(name string, containers ...string) kubelet.PodSpec {
 	return p
 }
 
-// container returns the container with a name.
-func (p *Pod) container(name string) Container {
-	i := slices.IndexFunc(p.Containers, func(c Container) bool { return c.Name == name })
-	return p.Containers[i]
-}
-
-func TestPods(t *testing.T) { forBothSources(t, checkPods) }
-
-func checkPods(t *testing.T, source string) {
-	t.Parallel()
-	n := newFixture(t, source, "app")
-	first := simulatedPod("first", "main", "side")
-	first.InitContainers = []kubelet.ContainerSpec{{Name: "setup"}, {Name: "proxy", Sidecar: true}}
-	n.runPod(first)
-	p := n.waitSynced(first)
-	if !slices.Equal(p.Labels, []device.Label{{Name: "app", Value: "first"}}) {
-		t.Errorf("labels: got %v, want app=first", p.Labels)
-	}
-	if len(p.Containers) != 4 || p.container("setup").State.Type != Terminated || p.container("proxy").State.Type != Running {
-		t.Errorf("containers: got %+v, want four, setup terminated and proxy running", p.Containers)
-	}
-	static := simulatedPod("static", "main")
-	static.Static = true
-	n.runPod(static)
-	if p := n.waitSynced(static); len(p.UID) != 32 || p.Name != "static-node-a" {
-		t.Errorf("static pod: got %+v, want static-node-a with a hash as UID", p)
-	}
-	if err := n.DeletePod(first); err != nil {
-		t.Fatal(err)
-	}
-	n.waitPods("the deletion of a pod", func(ps Pods) bool { return ps.Len() == 1 })
-	if end := n.lastEnded(p.UID); end.Phase != "Failed" || end.container("main").State.ExitCode != 143 {
-		t.Errorf("ended pod: got %+v, want Failed with exit code 143", end)
-	}
-}
-
-func TestPodEnds(t *testing.T) { forBothSources(t, checkPodEnds) }
-
-func checkPodEnds(t *testing.T, source string) {
-	t.Parallel()
-	n := newFixture(t, source)
-	p := simulatedPod("trainer", "main", "side")
-	n.runPod(p)
-	uid := n.waitSynced(p).UID
-	if err := n.CrashContainer(t.Context(), p, "main", kubelet.ContainerExit{Code: 1}); err != nil {
-		t.Fatal(err)
-	}
-	crashed := n.waitSynced(p).Containers[0]
-	if crashed.Restarts != 1 || crashed.LastState.ExitCode != 1 || crashed.LastState.Reason != "Error" || crashed.State.Type != Running {
-		t.Errorf("after a crash: got %+v, want one restart with exit code 1", crashed)
-	}
-	err := n.EndPodWith(p, kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{"main": {Code: 137, Reason: "OOMKilled"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	end := n.lastEnded(uid)
-	if c := end.Containers[0]; end.Phase != "Failed" || c.State.Reason != "OOMKilled" || c.State.ExitCode != 137 || c.Restarts != 1 {
-		t.Errorf("ended pod: got %+v, want OOMKilled", end)
-	}
-	if c := end.Containers[1]; c.State.Reason != "Completed" || c.State.ExitCode != 0 {
-		t.Errorf("other container: got %+v, want Completed", c)
-	}
-	n.waitPods("the removal of the pod", func(ps Pods) bool { return ps.Len() == 0 })
-
-	n.runPod(simulatedPod("evicted", "main"))
-	evicted := n.waitSynced(simulatedPod("evicted", "main"))
-	if err := n.EndPodWith(simulatedPod("evicted", "main"), kubelet.PodEnd{Reason: "Evicted", Exits: map[string]kubelet.ContainerExit{"main": {Code: 137}}}); err != nil {
-		t.Fatal(err)
-	}
-	if end := n.lastEnded(evicted.UID); end.Reason != "Evicted" || end.Phase != "Failed" {
-		t.Errorf("ended pod: got %+v, want Evicted", end)
-	}
-}
-
-// TestNameReuse recreates a pod, as a StatefulSet does.
-func TestNameReuse(t *testing.T) { forBothSources(t, checkNameReuse) }
-
-func checkNameReuse(t *testing.T, source string) {
-	t.Parallel()
-	n := newFixture(t, source)
-	p := simulatedPod("web-0", "main")
-	seen := map[string]bool{}
-	for range 20 {
-		n.runPod(p)
-		seen[n.waitSynced(p).UID] = true
-		if err := n.DeletePod(p); err != nil {
-			t.Fatal(err)
+func TestPods(t *testing.T) {
+	eachSource(t, func(t *testing.T, n *kubeletFixture) {
+		first := simulatedPod("first", "main", "side")
+		first.InitContainers = []kubelet.ContainerSpec{{Name: "setup"}, {Name: "proxy", Sidecar: true}}
+		p := n.runPod(first)
+		if !slices.Equal(p.Labels, []device.Label{{Name: "app", Value: "first"}}) {
+			t.Errorf("labels: got %v, want app=first", p.Labels)
 		}
-	}
-	if len(seen) != 20 {
-		t.Errorf("got %d UIDs, want 20", len(seen))
-	}
-	for uid := range seen {
-		n.lastEnded(uid)
-	}
-	n.waitPods("the removal of all pods", func(ps Pods) bool { return ps.Len() == 0 && ps.Synced })
+		states := map[string]pods.ContainerStateType{}
+		for _, c := range p.Containers {
+			states[c.Name] = c.State.Type
+		}
+		if len(states) != 4 || states["setup"] != pods.Terminated || states["proxy"] != pods.Running {
+			t.Errorf("containers: got %+v, want four, setup terminated and proxy running", p.Containers)
+		}
+		static := simulatedPod("static", "main")
+		static.Static = true
+		if p := n.runPod(static); len(p.UID) != 32 || p.Name != "static-node-a" || !p.Created.IsZero() {
+			t.Errorf("static pod: got %+v, want static-node-a with a hash as UID", p)
+		}
+		n.must(n.DeletePod(first))
+		n.waitPods("the deletion of a pod", func(ps pods.Pods) bool { return ps.Len() == 1 })
+		if got := n.waitEnd(p, "main"); got != "Failed 0: 143 Error, ended" {
+			t.Errorf("deleted pod: got %s", got)
+		}
+	})
 }
 
-func TestKubeletRestart(t *testing.T) {
-	t.Parallel()
-	n := newKubeletFixture(t, kubelet.V137)
-	n.runPod(simulatedPod("kept", "main"))
-	n.runPod(simulatedPod("removed", "main"))
-	kept, removed := n.waitSynced(simulatedPod("kept", "main")), n.waitSynced(simulatedPod("removed", "main"))
-	for range 2 {
-		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-		defer cancel()
-		err := n.Restart(ctx, func() {
-			ps := n.waitPods("the outage", func(ps Pods) bool { return !ps.Synced })
-			if ps.find(kept.UID) == nil || ps.Err == nil {
-				t.Errorf("during the outage: got pods %q, error %v, want the last pods and an error", ps.summary(), ps.Err)
+func TestPodEnds(t *testing.T) {
+	eachSource(t, func(t *testing.T, n *kubeletFixture) {
+		spec := simulatedPod("trainer", "main", "side")
+		p := n.runPod(spec)
+		n.must(n.CrashContainer(t.Context(), spec, "main", kubelet.ContainerExit{Code: 1}))
+		crashed := n.waitSynced(spec).Containers[0]
+		last := crashed.LastState
+		if crashed.Restarts != 1 || last.ExitCode != 1 || last.Reason != "Error" || crashed.State.Type != pods.Running {
+			t.Errorf("after a crash: got %+v, want one restart with exit code 1", crashed)
+		}
+		killed := map[string]kubelet.ContainerExit{"main": {Code: 137, Reason: "OOMKilled"}}
+		n.must(n.EndPodWith(spec, kubelet.PodEnd{Exits: killed}))
+		if got := n.waitEnd(p, "main"); got != "Failed 1: 137 OOMKilled, ended" {
+			t.Errorf("ended pod: got %s", got)
+		}
+		if got := n.waitEnd(p, "side"); got != "Failed 0: 0 Completed, ended" {
+			t.Errorf("other container: got %s", got)
+		}
+		n.waitPods("the removal of the pod", func(ps pods.Pods) bool { return ps.Len() == 0 })
+		spec = simulatedPod("evicted", "main")
+		p = n.runPod(spec)
+		n.must(n.EndPodWith(spec, kubelet.PodEnd{Reason: "Evicted", Exits: killed}))
+		if got := n.waitEnd(p, "main"); got != "Failed 0: 137 Evicted, ended" {
+			t.Errorf("evicted pod: got %s", got)
+		}
+	})
+}
+
+// TestManyPods compares the pods of client and kubelet after many concurrent
+// changes.
+func TestManyPods(t *testing.T) {
+	eachSource(t, func(t *testing.T, n *kubeletFixture) {
+		var all sync.WaitGroup
+		for i := range 4 {
+			all.Go(func() {
+				for j := range 25 {
+					spec := simulatedPod(fmt.Sprintf("pod-%d-%d", i, j), "main")
+					err := n.RunPod(t.Context(), spec)
+					switch j % 4 {
+					case 0:
+						err = errors.Join(err, n.DeletePod(spec))
+					case 1:
+						err = errors.Join(err, n.EndPod(spec))
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		isUnknown := func(ps pods.Pods) func(kubelet.PodStatus) bool {
+			return func(want kubelet.PodStatus) bool {
+				p, _ := ps.ByName(want.Namespace, want.Name)
+				return want.Phase == "Running" && (p.UID != want.UID || p.Phase != want.Phase)
 			}
-			_ = n.DeletePod(simulatedPod("removed", "main"))
-		})
-		if err != nil {
-			t.Fatal(err)
 		}
-		n.waitPods("the next sync", func(ps Pods) bool {
-			p := ps.find(kept.UID)
-			return ps.Synced && p != nil && p.equal(&kept) && ps.Len() == 1
+		n.waitPods("all running pods", func(ps pods.Pods) bool {
+			return ps.Synced && !slices.ContainsFunc(n.State().Pods, isUnknown(ps))
+		})
+	})
+}
+
+// TestAPIServerOutage stops the API server for a while. The pods are kept, and
+// changes during the outage are not lost.
+func TestAPIServerOutage(t *testing.T) {
+	t.Parallel()
+	for name, expired := range map[string]bool{"events kept": false, "events expired": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := apiserver.Start(t)
+			s.Set("pods", "1-", jsonOf(newPod("a", "1-", "Running")))
+			n := newFixture(t, kubelet.V136, ofAPIServer(s))
+			n.waitPods("the pod", func(ps pods.Pods) bool { return ps.Synced && ps.Len() == 1 })
+			s.Set("pods", "2-", jsonOf(newPod("b", "2-", "Running")))
+			ps := n.waitPods("the watch", func(ps pods.Pods) bool { return ps.Synced && ps.Len() == 2 })
+			a, _ := ps.ByName("team", "a")
+			s.Stop()
+			n.waitPods("the outage", func(ps pods.Pods) bool { return !ps.Synced && ps.Len() == 2 && ps.Err != nil })
+			s.Set("pods", "1-", jsonOf(newPod("a", "1-", "Failed")))
+			s.Delete("pods", "1-")
+			if expired {
+				s.Compact()
+			}
+			s.Resume()
+			n.waitPods("the deletion", func(ps pods.Pods) bool { return ps.Synced && ps.Len() == 1 })
+			want := "Failed 0: 137 , ended"
+			if expired {
+				want = "Running 0: ? , ended"
+			}
+			if got := n.waitEnd(a, "main"); got != want {
+				t.Errorf("ended pod: got %s, want %s", got, want)
+			}
 		})
 	}
-	n.lastEnded(removed.UID)
 }
 
-func TestPermissionDenied(t *testing.T) {
+// TestKubeletPrecedence checks that the kubelet's Pods API is used as soon as
+// the kubelet has it.
+func TestKubeletPrecedence(t *testing.T) {
 	t.Parallel()
-	n := newKubeletFixture(t, kubelet.V137)
-	n.waitPods("the first pods", func(ps Pods) bool { return ps.Synced })
-	n.SetFaults(kubelet.Faults{PodsErr: status.Error(codes.PermissionDenied, "no")})
-	if err := n.Restart(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
-	n.waitPods("the error", func(ps Pods) bool { return status.Code(ps.Err) == codes.PermissionDenied })
-	n.SetFaults(kubelet.Faults{})
-	n.waitPods("recovery", func(ps Pods) bool { return ps.Synced })
-}
-
-func TestOlderKubelet(t *testing.T) {
-	t.Parallel()
-	n := newKubeletFixture(t, kubelet.V136)
+	s := apiserver.Start(t)
+	n := newFixture(t, kubelet.V137, func(n *kubeletFixture) (string, pods.Options) {
+		_, o := ofAPIServer(s)(n)
+		return n.PodsSocket(), o
+	})
 	n.runPod(simulatedPod("one", "main"))
-	n.waitPods("ErrNoPodsAPI", func(ps Pods) bool { return errors.Is(ps.Err, ErrNoPodsAPI) })
-	if err := n.client.Ready(); err != nil {
+	if requests := s.Requests(); len(requests) > 0 {
+		t.Errorf("requests to the API server: got %q, want none", requests)
+	}
+}
+
+// TestHungAPIServer checks that readiness does not wait for the API server.
+func TestHungAPIServer(t *testing.T) {
+	t.Parallel()
+	s := apiserver.Start(t)
+	s.Reject(func(string, string) int { return -1 })
+	n := newFixture(t, kubelet.V136, ofAPIServer(s))
+	n.waitPods("the error", func(ps pods.Pods) bool {
+		return ps.Err != nil && strings.Contains(ps.Err.Error(), "has not listed the pods yet")
+	})
+	if err := errors.Join(n.client.Ready(), n.client.Alive()); err != nil {
 		t.Error(err)
 	}
-	if _, err := os.Stat(n.PodsSocket()); err == nil {
-		t.Error("Pods API socket of the older kubelet: want none")
-	}
-}
-
-// TestManyPods compares the pods of client and kubelet after many concurrent changes.
-func TestManyPods(t *testing.T) { forBothSources(t, checkManyPods) }
-
-func checkManyPods(t *testing.T, source string) {
-	t.Parallel()
-	n := newFixture(t, source)
-	var all sync.WaitGroup
-	for i := range 4 {
-		all.Go(func() {
-			for j := range 25 {
-				p := simulatedPod(fmt.Sprintf("pod-%d-%d", i, j), "main")
-				if err := n.RunPod(t.Context(), p); err != nil {
-					t.Error(err)
-				}
-				switch j % 4 {
-				case 0:
-					if err := n.DeletePod(p); err != nil {
-						t.Error(err)
-					}
-				case 1:
-					if err := n.EndPod(p); err != nil {
-						t.Error(err)
-					}
-				}
-			}
-		})
-	}
-	all.Wait()
-	want := map[string]string{}
-	for _, p := range n.State().Pods {
-		if p.Phase == "Running" {
-			want[p.UID] = p.Name
-		}
-	}
-	n.waitPods("all running pods", func(ps Pods) bool {
-		running := 0
-		for _, p := range ps.list {
-			if p.Phase == "Running" && want[p.UID] == p.Name {
-				running++
-			}
-		}
-		return ps.Synced && running == len(want)
-	})
 }

@@ -1,4 +1,4 @@
-package pods
+package pods_test
 
 import (
 	"testing"

@@ -44,8 +44,7 @@ type podCache struct {
 	pods    Pods            // the newest, as published
 	syncing map[string]*Pod // the new stream's list by UID; nil after INITIAL_SYNC_COMPLETE
 	bytes   int             // added to the list
-	// added and ended wait for the publication of pods, then go to the
-	// Observer.
+	// added and ended are new by the event; the client reports them.
 	added, ended []*Pod
 }
 
@@ -117,10 +116,10 @@ func (c *podCache) completeSync() (changed bool) {
 	}
 	c.pods.list = slices.SortedFunc(maps.Values(c.syncing), compareNames)
 	for _, p := range c.pods.list {
-		c.queueSeen(before[p.UID], p)
+		c.recordSeen(before[p.UID], p)
 	}
 	c.pods.Synced, c.pods.Err, c.syncing = true, nil, nil
-	c.trimEnded()
+	c.trimEnded(before)
 	return true
 }
 
@@ -137,9 +136,9 @@ func (c *podCache) applyUpdate(p *Pod, added bool) (changed bool) {
 	}
 	p = new(*p)
 	c.pods.upsert(p)
-	c.queueSeen(old, p)
+	c.recordSeen(old, p)
 	if p.Ended() {
-		c.trimEnded()
+		c.trimEnded(nil)
 	}
 	return true
 }
@@ -154,7 +153,7 @@ func (c *podCache) applyDelete(uid string) (changed bool) {
 	return true
 }
 
-// end records a deleted pod and queues the notification.
+// end records a deleted pod.
 func (c *podCache) end(p *Pod) {
 	c.pods.recordDeleted(p)
 	if !p.Ended() { // not notified yet
@@ -162,9 +161,9 @@ func (c *podCache) end(p *Pod) {
 	}
 }
 
-// queueSeen queues the notification about p. old is the previous version, or
-// nil.
-func (c *podCache) queueSeen(old, p *Pod) {
+// recordSeen records p, or the end of p, if it is new. old is the previous
+// version, or nil.
+func (c *podCache) recordSeen(old, p *Pod) {
 	switch wasEnded := old != nil && old.Ended(); {
 	case p.Ended() && !wasEnded:
 		c.ended = append(c.ended, p)
@@ -174,18 +173,22 @@ func (c *podCache) queueSeen(old, p *Pod) {
 }
 
 // trimEnded moves the oldest ended pods above maxEndedPods to the deleted pods:
-// the end of an old pod may be new.
-func (c *podCache) trimEnded() {
+// the end of an old pod may be new. At a sync after the first, before has the
+// known pods by UID; other ended pods are dropped, since each stream lists the
+// pods trimmed earlier again, and these would push newer ends out of the deleted
+// pods.
+func (c *podCache) trimEnded(before map[string]*Pod) {
 	ended := slices.DeleteFunc(slices.Clone(c.pods.list), func(p *Pod) bool { return !p.Ended() })
 	if len(ended) <= maxEndedPods {
 		return
 	}
 	slices.SortFunc(ended, func(a, b *Pod) int { return a.Created.Compare(b.Created) })
+	dropped := map[*Pod]bool{}
 	for _, p := range ended[:len(ended)-maxEndedPods] {
-		c.pods.recordDeleted(p)
+		dropped[p] = true
+		if len(before) == 0 || before[p.UID] != nil {
+			c.pods.recordDeleted(p)
+		}
 	}
-	oldest := ended[len(ended)-maxEndedPods].Created
-	c.pods.list = slices.DeleteFunc(slices.Clone(c.pods.list), func(p *Pod) bool {
-		return p.Ended() && p.Created.Before(oldest)
-	})
+	c.pods.list = slices.DeleteFunc(slices.Clone(c.pods.list), func(p *Pod) bool { return dropped[p] })
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/allocation"
 )
 
 // Pods are the pods of the node at one moment. A published value never changes.
@@ -68,12 +68,12 @@ func (ps *Pods) withName(namespace, name string) []*Pod {
 // PodMeta unless Synced, and for a pod that has Ended: the kubelet allocates to
 // the next pod of that name before the Pods API reports the next pod, or the
 // deletion of the previous one.
-func (ps *Pods) Meta(namespace, name string) device.PodMeta {
+func (ps *Pods) Meta(namespace, name string) allocation.PodMeta {
 	p, ok := ps.ByName(namespace, name)
 	if !ok || !ps.Synced || p.Ended() {
-		return device.PodMeta{}
+		return allocation.PodMeta{}
 	}
-	return device.PodMeta{UID: p.UID, Labels: p.Labels}
+	return allocation.PodMeta{UID: p.UID, Labels: p.Labels}
 }
 
 // ByContainer returns the pod and the name of the container with a runtime's

@@ -33,7 +33,7 @@ func (c *Client) Run(ctx context.Context) error {
 func (c *Client) runStream(ctx context.Context) (delay time.Duration) {
 	follow := c.followKubelet
 	c.backoff.Max = maxBackoff
-	if _, err := os.Stat(c.socket); err != nil && c.apiServer == nil {
+	if _, err := os.Stat(c.socket); err != nil && c.options.APIServer == nil {
 		c.recordFailure(fmt.Errorf("%w: %w", ErrNoPodsAPI, err))
 		return retry.Aligned(socketPollInterval)
 	} else if err != nil {

@@ -1,129 +1,88 @@
-package pods
+package pods_test
 
 import (
-	"bytes"
-	"context"
 	"errors"
-	"log/slog"
-	"net"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 
+	"github.com/podgauge/podgauge/internal/pods"
+	"github.com/podgauge/podgauge/internal/pods/podpb"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/bufserver"
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testlog"
 )
 
-// scriptedPodsAPI is a kubelet with a scripted Pods API in a synctest bubble, so that hours take milliseconds. sim/kubelet behaves like a
-// real kubelet.
+const (
+	added    = api.EventType_ADDED
+	modified = api.EventType_MODIFIED
+	deleted  = api.EventType_DELETED
+	complete = api.EventType_INITIAL_SYNC_COMPLETE
+)
+
+var errBroken = errors.New("broken")
+
+// scriptedPodsAPI is a kubelet with a scripted Pods API in a synctest bubble,
+// so that hours take milliseconds. sim/kubelet behaves like a real kubelet.
 type scriptedPodsAPI struct {
 	api.UnimplementedPodsServer
 	t      *testing.T
 	socket string // a regular file
+	client *pods.Client
+	pods   pubsub.Value[pods.Pods] // of the client
+	log    testlog.Buffer
+	calls  []string // "+name" of OnPodAdded, "-name" of OnPodEnded
+	server bufserver.Server
 
 	mu sync.Mutex
 	// All below are guarded by mu.
 	onWatch    func(stream grpc.ServerStream) error // implements WatchPods
 	watchCalls int
-	listener   *bufconn.Listener // nil if stopped
-	server     *grpc.Server
-	serveErr   chan error
 }
 
-// runScripted runs a test in a bubble, with a stopped kubelet and a running client.
-func runScripted(t *testing.T, o Options, test func(t *testing.T, k *scriptedPodsAPI, c *Client)) {
-	t.Helper()
-	runScriptedBy(t, kubeletSource, o, test)
-}
-
-func runScriptedBy(t *testing.T, source string, o Options, test func(t *testing.T, k *scriptedPodsAPI, c *Client)) {
+// runScripted runs a test in a bubble, with a stopped kubelet and a running
+// client of all labels.
+func runScripted(t *testing.T, test func(t *testing.T, k *scriptedPodsAPI)) {
 	t.Helper()
 	bubble.Test(t, func(t *testing.T) {
 		k := &scriptedPodsAPI{t: t, socket: filepath.Join(t.TempDir(), "pods-api.sock")}
-		socket := k.socket
-		if source == apiServerSource {
-			socket, o.APIServer = socket+".none", k
-		}
-		c, err := newClient(socket, o, k.dial)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		ended := make(chan error, 1)
-		go func() { ended <- c.Run(ctx) }()
+		o := pods.Options{Pods: &k.pods, Labels: []string{"*"}, Log: k.log.Logger()}
+		o.OnPodAdded = func(_, name string) { k.calls = append(k.calls, "+"+name) }
+		o.OnPodEnded = func(_, name string) { k.calls = append(k.calls, "-"+name) }
+		var err error
+		k.client, err = pods.NewWithDial(k.socket, o, k.server.Dial)
+		require.NoError(t, err)
 		defer k.stop()
-		defer func() {
-			cancel()
-			if err := <-ended; err != nil {
-				t.Errorf("Run: %v", err)
-			}
-		}()
+		defer background.Run(t, k.client.Run)()
 		synctest.Wait()
-		test(t, k, c)
+		test(t, k)
 	})
 }
 
-// observerFuncs is an Observer of two functions. Nil functions are not called.
-type observerFuncs struct {
-	added func(namespace, name string)
-	ended func(Pod)
-}
-
-func (o observerFuncs) OnPodAdded(namespace, name string) {
-	if o.added != nil {
-		o.added(namespace, name)
-	}
-}
-
-func (o observerFuncs) OnPodEnded(p Pod) { o.ended(p) }
-
-// start starts the kubelet with a new socket. A nil function makes WatchPods unimplemented.
+// start starts the kubelet, or the next kubelet, with a new socket.
 func (k *scriptedPodsAPI) start(watch func(stream grpc.ServerStream) error) {
+	k.stop()
 	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.onWatch = watch
+	k.mu.Unlock()
 	_ = os.Remove(k.socket)
-	if err := os.WriteFile(k.socket, nil, 0o600); err != nil {
-		k.t.Fatal(err)
-	}
-	listener, server, served := bufconn.Listen(1<<16), grpc.NewServer(grpc.WaitForHandlers(true)), make(chan error, 1)
-	if watch == nil {
-		api.RegisterPodsServer(server, api.UnimplementedPodsServer{})
-	} else {
-		api.RegisterPodsServer(server, k)
-	}
-	go func() { served <- server.Serve(listener) }()
-	k.onWatch, k.listener, k.server, k.serveErr = watch, listener, server, served
+	require.NoError(k.t, os.WriteFile(k.socket, nil, 0o600))
+	k.server.Start(func(s grpc.ServiceRegistrar) { api.RegisterPodsServer(s, k) }, grpc.WaitForHandlers(true))
 }
 
 // stop stops the kubelet. The socket file remains, like a real kubelet's.
-func (k *scriptedPodsAPI) stop() {
-	k.mu.Lock()
-	server, served := k.server, k.serveErr
-	k.listener, k.server = nil, nil
-	k.mu.Unlock()
-	if server == nil {
-		return
-	}
-	server.Stop()
-	if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-		k.t.Errorf("Serve: %v", err)
-	}
-}
-
-func (k *scriptedPodsAPI) dial(ctx context.Context) (net.Conn, error) {
-	k.mu.Lock()
-	listener := k.listener
-	k.mu.Unlock()
-	if listener == nil {
-		return nil, errors.New("connection refused")
-	}
-	return listener.DialContext(ctx)
-}
+func (k *scriptedPodsAPI) stop() { k.server.Stop(k.t) }
 
 func (k *scriptedPodsAPI) WatchPods(_ *api.WatchPodsRequest, stream grpc.ServerStreamingServer[api.WatchPodsEvent]) error {
 	k.mu.Lock()
@@ -140,34 +99,40 @@ func (k *scriptedPodsAPI) watchCallCount() int {
 	return k.watchCalls
 }
 
-func sendEvents(t *testing.T, stream grpc.ServerStream, events ...*api.WatchPodsEvent) error {
-	t.Helper()
-	for _, e := range events {
-		if err := stream.SendMsg(e); err != nil {
-			return err
-		}
+// want checks the pods of the namespace "team": name, UID and phase of each.
+func (k *scriptedPodsAPI) want(want string, synced bool) {
+	k.t.Helper()
+	synctest.Wait()
+	ps, _ := k.pods.Get()
+	if got := summary(ps); got != want || ps.Synced != synced {
+		k.t.Fatalf("got pods %q, synced %t, error %v; want %q, %t", got, ps.Synced, ps.Err, want, synced)
 	}
-	return nil
 }
 
-// listThenStream lists pods, then sends events until the end of the stream or of the kubelet. Closing events breaks the stream.
-func listThenStream(t *testing.T, events <-chan *api.WatchPodsEvent, pods ...Pod) func(stream grpc.ServerStream) error {
+func summary(ps pods.Pods) string {
+	var all []string
+	for _, name := range []string{"a", "b", "c", "d"} {
+		if p, ok := ps.ByName("team", name); ok {
+			all = append(all, fmt.Sprintf("%s/%s %s", name, p.UID, p.Phase))
+		}
+	}
+	if len(all) != ps.Len() {
+		all = append(all, fmt.Sprintf("%d pods", ps.Len()))
+	}
+	return strings.Join(all, ", ")
+}
+
+// sendEvents returns a WatchPods that sends the events until the end of the
+// stream or of the kubelet. Closing events breaks the stream.
+func sendEvents(events <-chan *api.WatchPodsEvent) func(grpc.ServerStream) error {
 	return func(stream grpc.ServerStream) error {
-		for _, p := range pods {
-			if err := sendEvents(t, stream, newWatchEvent(added, p)); err != nil {
-				return err
-			}
-		}
-		if err := sendEvents(t, stream, &api.WatchPodsEvent{Type: complete}); err != nil {
-			return err
-		}
 		for {
 			select {
 			case e, ok := <-events:
 				if !ok {
 					return errBroken
 				}
-				if err := sendEvents(t, stream, e); err != nil {
+				if err := stream.SendMsg(e); err != nil {
 					return err
 				}
 			case <-stream.Context().Done():
@@ -177,44 +142,43 @@ func listThenStream(t *testing.T, events <-chan *api.WatchPodsEvent, pods ...Pod
 	}
 }
 
-// newWatchEvent returns the event of a pod.
-func newWatchEvent(kind api.EventType, p Pod) *api.WatchPodsEvent {
-	metadata := message(1, text(1, p.Name), text(3, p.Namespace), text(5, p.UID))
-	status := []encodedFields{text(1, p.Phase)}
-	for _, c := range p.Containers {
-		state := message(2)
-		if c.State.Type == Terminated {
-			state = message(3, number(1, uint64(int64(c.State.ExitCode))))
+// listThenStream lists pods, then sends events.
+func listThenStream(events <-chan *api.WatchPodsEvent, list ...*podpb.Pod) func(grpc.ServerStream) error {
+	return func(stream grpc.ServerStream) error {
+		for _, p := range list {
+			if err := stream.SendMsg(newEvent(added, p)); err != nil {
+				return err
+			}
 		}
-		status = append(status, message(8, text(1, c.Name), message(2, state), text(8, "containerd://"+c.ID)))
-	}
-	return &api.WatchPodsEvent{Type: kind, Pod: append(metadata, message(3, status...)...)}
-}
-
-func wantPods(t *testing.T, c *Client, want string, wantSynced bool) {
-	t.Helper()
-	synctest.Wait()
-	if ps, _ := c.Snapshot(); ps.summary() != want || ps.Synced != wantSynced {
-		t.Fatalf("got pods %q, synced %t, error %v; want %q, %t", ps.summary(), ps.Synced, ps.Err, want, wantSynced)
+		if err := stream.SendMsg(&api.WatchPodsEvent{Type: complete}); err != nil {
+			return err
+		}
+		return sendEvents(events)(stream)
 	}
 }
 
-// podsLogBuffer is a log buffer that is safe for concurrent use.
-type podsLogBuffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
+func newEvent(kind api.EventType, p *podpb.Pod) *api.WatchPodsEvent {
+	b, _ := proto.Marshal(p) // a valid message
+	return &api.WatchPodsEvent{Type: kind, Pod: b}
 }
 
-func (l *podsLogBuffer) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buffer.Write(b)
+// newPod returns the pod "team/name" with a container "main", whose id is
+// "id-<uid>" and which runs while the pod does.
+func newPod(name, uid, phase string) *podpb.Pod {
+	state := &podpb.ContainerState{Running: &podpb.ContainerStateRunning{}}
+	if phase != "Running" {
+		state = &podpb.ContainerState{Terminated: &podpb.ContainerStateTerminated{ExitCode: new(int32(137))}}
+	}
+	main := &podpb.ContainerStatus{Name: new("main"), ContainerId: new("containerd://id-" + uid), State: state}
+	return &podpb.Pod{
+		Metadata: &podpb.ObjectMeta{Namespace: new("team"), Name: new(name), Uid: new(uid)},
+		Status:   &podpb.PodStatus{Phase: new(phase), ContainerStatuses: []*podpb.ContainerStatus{main}},
+	}
 }
 
-func (l *podsLogBuffer) count(what string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return bytes.Count(l.buffer.Bytes(), []byte(what))
+// evicted returns a failed pod with a running container.
+func evicted(name, uid string) *podpb.Pod {
+	p := newPod(name, uid, "Running")
+	p.Status.Phase = new("Failed")
+	return p
 }
-
-func (l *podsLogBuffer) log() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }

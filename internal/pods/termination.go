@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/allocation"
 )
 
 const (
@@ -41,13 +41,13 @@ func (ps *Pods) findDeleted(uid string) int {
 
 // Termination returns how an assignment's container ended, if the pod is known
 // or was deleted within the last ten minutes.
-func (ps *Pods) Termination(a device.Assignment) (device.Termination, bool) {
+func (ps *Pods) Termination(a allocation.Assignment) (allocation.Termination, bool) {
 	d, ok := ps.findAssigned(a)
 	if !ok {
-		return device.Termination{}, false
+		return allocation.Termination{}, false
 	}
 	p := d.pod
-	t := device.Termination{PodUID: p.UID, PodPhase: p.Phase, PodEnded: !d.deletedAt.IsZero() || p.Ended()}
+	t := allocation.Termination{PodUID: p.UID, PodPhase: p.Phase, PodEnded: !d.deletedAt.IsZero() || p.Ended()}
 	var c Container
 	if i := slices.IndexFunc(p.Containers, func(c Container) bool { return c.Name == a.Owner.Container }); i >= 0 {
 		c = p.Containers[i]
@@ -81,7 +81,7 @@ func (c *Container) terminationAfter(at time.Time, podEnded bool) (end Container
 // youngest pod of the name that was created before the assignment and not
 // deleted by then. A pod created within maxClockSkew after the assignment is
 // the second choice.
-func (ps *Pods) findAssigned(a device.Assignment) (best deletedPod, ok bool) {
+func (ps *Pods) findAssigned(a allocation.Assignment) (best deletedPod, ok bool) {
 	if a.PodUID != "" {
 		if p := ps.find(a.PodUID); p != nil {
 			return deletedPod{pod: p}, true

@@ -29,11 +29,24 @@ func (v *Value[T]) Get() (T, <-chan struct{}) {
 func (v *Value[T]) Set(value T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.set(value)
+}
+
+// set replaces the value and wakes all readers. mu is held.
+func (v *Value[T]) set(value T) {
 	v.value = value
 	if v.changed != nil {
 		close(v.changed)
 		v.changed = nil
 	}
+}
+
+// Update replaces the value by the result of change and wakes all readers.
+// Concurrent updates come one after the other, so change must not use v.
+func (v *Value[T]) Update(change func(T) T) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.set(change(v.value))
 }
 
 // Replace replaces the value without waking readers, for changes that need no

@@ -59,10 +59,22 @@ func TestNoChangeIsLost(t *testing.T) {
 	readers.Wait()
 }
 
-func TestAllocationsOfSet(t *testing.T) {
+// TestUpdate checks that concurrent updates are all applied, and wake readers.
+func TestUpdate(t *testing.T) {
 	var v Value[int]
-	if n := testing.AllocsPerRun(100, func() { v.Set(1) }); n != 0 {
-		t.Errorf("Set without a waiting reader: got %v allocations, want 0", n)
+	_, changed := v.Get()
+	var writers sync.WaitGroup
+	for range 4 {
+		writers.Go(func() {
+			for range 100 {
+				v.Update(func(n int) int { return n + 1 })
+			}
+		})
+	}
+	writers.Wait()
+	<-changed
+	if got, _ := v.Get(); got != 400 {
+		t.Errorf("value: got %d, want 400", got)
 	}
 }
 

@@ -1,35 +1,12 @@
 package retry
 
 import (
-	"context"
-	"errors"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/test/bubble"
 )
-
-func TestSleep(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		begin := time.Now()
-		if err := Sleep(t.Context(), time.Second); err != nil {
-			t.Errorf("got error %v, want none", err)
-		}
-		if d := time.Since(begin); d != time.Second {
-			t.Errorf("slept: got %s, want 1s", d)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		begin = time.Now()
-		if err := Sleep(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got error %v, want %v", err, context.DeadlineExceeded)
-		}
-		if d := time.Since(begin); d != time.Second {
-			t.Errorf("slept: got %s, want 1s: the context is done", d)
-		}
-	})
-}
 
 func TestBackoff(t *testing.T) {
 	b := Backoff{Min: time.Second, Max: 5 * time.Second}

@@ -25,6 +25,7 @@ const cdiInterval = time.Second
 type CDISpecs struct {
 	settings  *pubsub.Value[config.Settings]
 	inventory *device.Inventory
+	isPaused  func() bool
 	dir       string
 	log       *slog.Logger
 	device.Heartbeat
@@ -37,11 +38,13 @@ type CDISpecs struct {
 	options cdi.Options     // likewise, from active
 }
 
-// NewCDISpecs returns the specs in a folder.
+// NewCDISpecs returns the specs in a folder, unless paused: a newer process
+// writes them.
 func NewCDISpecs(
-	settings *pubsub.Value[config.Settings], devices *device.Inventory, dir string, log *slog.Logger,
+	settings *pubsub.Value[config.Settings], devices *device.Inventory, isPaused func() bool, dir string,
+	log *slog.Logger,
 ) *CDISpecs {
-	return &CDISpecs{settings: settings, inventory: devices, dir: dir, log: log}
+	return &CDISpecs{settings: settings, inventory: devices, isPaused: isPaused, dir: dir, log: log}
 }
 
 // writtenSpecs is the state of the specs for some settings.
@@ -119,7 +122,7 @@ func (s *CDISpecs) Run(ctx context.Context) error {
 		settings, changed := s.settings.Get()
 		statuses, listed := s.inventory.Get()
 		s.replaceWriter(settings)
-		if s.writer != nil && statuses != nil { // after the first listing
+		if s.writer != nil && statuses != nil && !s.isPaused() { // after the first listing
 			s.writer.Update(statuses)
 		}
 		select {

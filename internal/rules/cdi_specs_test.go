@@ -7,34 +7,24 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/plugin/response"
+	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
-
-// waitUntil waits for a condition without notification.
-func waitUntil(t *testing.T, event string, done func() bool) {
-	t.Helper()
-	poll := time.NewTicker(5 * time.Millisecond)
-	defer poll.Stop()
-	for end := time.Now().Add(time.Minute); !done(); <-poll.C {
-		if time.Now().After(end) {
-			t.Fatalf("timeout: %s", event)
-		}
-	}
-}
 
 func oneGPU() []device.Status {
 	return []device.Status{{Healthy: true, Device: device.Device{ID: "GPU-0", GPU: "GPU-0", MIGDeviceIndex: -1, GI: -1, CI: -1}}}
 }
 
 // TestLateDeviceNodes checks that the device nodes of a driver that is mounted
-// later are found.
+// later are found, and that nothing is written while a newer process writes.
 func TestLateDeviceNodes(t *testing.T) {
 	root := t.TempDir()
 	settings := config.Settings{
@@ -46,7 +36,13 @@ func TestLateDeviceNodes(t *testing.T) {
 	board := &device.Inventory{}
 	board.Set([]device.Status{})
 	dir := t.TempDir()
-	s := NewCDISpecs(published, board, dir, slog.New(slog.DiscardHandler))
+	var due atomic.Int32
+	var resumed atomic.Bool
+	isPaused := func() bool {
+		due.Add(1)
+		return !resumed.Load()
+	}
+	s := NewCDISpecs(published, board, isPaused, dir, slog.New(slog.DiscardHandler))
 	newest := &pubsub.Value[plugin.Rules]{}
 	watcher := NewPublisher(published, s, newest, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -55,15 +51,19 @@ func TestLateDeviceNodes(t *testing.T) {
 	go func() { ended <- watcher.Run(ctx) }()
 	// A test cannot create character devices, but links to one.
 	dev := filepath.Join(root, "dev", "nvidia-caps-imex-channels")
-	if err := errors.Join(os.MkdirAll(dev, 0o755), os.Symlink(os.DevNull, filepath.Join(dev, "channel0")), os.Symlink(os.DevNull, filepath.Join(root, "dev", "nvidiactl"))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(os.MkdirAll(dev, 0o755), os.Symlink(os.DevNull, filepath.Join(dev, "channel0")), os.Symlink(os.DevNull, filepath.Join(root, "dev", "nvidiactl"))))
 	board.Set(oneGPU())
-	waitUntil(t, "the spec has the channel's device node", func() bool {
+	before := due.Load()
+	program.WaitUntil(t, "specs of the GPU are due", func() bool { return due.Load() > before+1 })
+	if files, _ := os.ReadDir(dir); len(files) > 0 {
+		t.Errorf("paused: got %v, want no spec", files)
+	}
+	resumed.Store(true)
+	program.WaitUntil(t, "the spec has the channel's device node", func() bool {
 		spec, _ := os.ReadFile(filepath.Join(dir, "k8s.device-plugin.nvidia.com-imex-channel.json"))
 		return bytes.Contains(spec, []byte(`"hostPath":"/run/nvidia/driver/dev/nvidia-caps-imex-channels/channel0"`))
 	})
-	waitUntil(t, "containers get the channel", func() bool {
+	program.WaitUntil(t, "containers get the channel", func() bool {
 		rules, _ := newest.Get()
 		return len(rules.Response.IMEXChannels) == 1
 	})

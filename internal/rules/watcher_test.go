@@ -12,6 +12,8 @@ import (
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // TestRulesFollowTheMPSDaemon checks that devices shared by MPS are usable only
@@ -31,23 +33,17 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 	go func() { ended <- w.Run(ctx) }()
 	down := func(want bool) {
 		t.Helper()
-		waitUntil(t, fmt.Sprintf("the resource has an MPS error: %t", want), func() bool {
+		program.WaitUntil(t, fmt.Sprintf("the resource has an MPS error: %t", want), func() bool {
 			rules, _ := newest.Get()
 			return (rules.MPSErrors[config.GPUResource] != "") == want
 		})
 	}
 	down(true)
 	pipes := filepath.Join(root, config.GPUResource, "pipe")
-	if err := os.MkdirAll(pipes, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mkfifo(filepath.Join(pipes, "control"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(pipes, 0o755))
+	require.NoError(t, syscall.Mkfifo(filepath.Join(pipes, "control"), 0o600))
 	daemon, err := os.OpenFile(filepath.Join(pipes, "control"), os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	down(false)
 	daemon.Close() //nolint:errcheck // end of the test daemon
 	down(true)

@@ -225,8 +225,7 @@ func setKubeletBehavior(ctx context.Context, n *VirtualNode, args []string) erro
 	case "well":
 		n.Kubelet.SetFaults(kubelet.Faults{})
 	case "silent":
-		err := errors.New("pod-resources API is off")
-		n.Kubelet.SetFaults(kubelet.Faults{ListErr: err, GetErr: err})
+		n.Kubelet.SetFaults(kubelet.Faults{ListErr: errors.New("pod-resources API is off")})
 	case "refuses":
 		n.Kubelet.SetFaults(kubelet.Faults{RegisterErr: errors.New("registration is off")})
 		for name := range n.Kubelet.State().Resources {

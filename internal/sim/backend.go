@@ -10,12 +10,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-var (
-	_ device.Backend            = (*Machine)(nil)
-	_ device.Closer             = (*Machine)(nil)
-	_ device.ProcessUsageReader = (*Machine)(nil)
-	_ device.ProcessLister      = (*Machine)(nil)
-)
+var _ device.Backend = (*Machine)(nil)
 
 // waitTimeout is the longest duration of Wait, as in the real backend.
 const waitTimeout = time.Second
@@ -106,6 +101,25 @@ func (m *Machine) Read(id device.GPU) ([]device.Sample, error) {
 	return m.appendSamples(g, make([]device.Sample, 0, len(m.Metrics()))), nil
 }
 
+// appendSamples appends the values of a GPU and of the GPU instances.
+func (m *Machine) appendSamples(g *simGPU, buf []device.Sample) []device.Sample {
+	now := m.now()
+	g.accumulate(now)
+	for i := range m.rows {
+		if value, ok := g.value(&m.rows[i], now); ok {
+			buf = append(buf, device.Sample{Device: g.ID, Metric: i, Value: value})
+		}
+	}
+	for _, in := range g.instances {
+		for _, i := range m.migRows {
+			if value, ok := in.value(&m.rows[i], now); ok {
+				buf = append(buf, device.Sample{Device: in.ID, Metric: i, Value: value})
+			}
+		}
+	}
+	return buf
+}
+
 // Check returns the GPU's fault. The energy counter is in millijoules, as
 // NVIDIA's, plus 1, since 0 means no counter. The counter stands still while
 // the GPU is lost.
@@ -146,27 +160,6 @@ func (m *Machine) Wait(ctx context.Context) (device.Event, error) {
 			return device.Event{}, nil
 		}
 	}
-}
-
-// StartProcess starts a process on a device, or changes the usage: memory in
-// bytes, and SM utilization, added to the load. The driver does not report
-// negative values.
-func (m *Machine) StartProcess(id device.ID, pid uint32, bytes, sm float64) {
-	m.updateDevice(id, func(g *simGPU) {
-		g.accumulate(m.now())
-		g.removeProcesses(func(p simProcess) bool { return p.pid == pid && p.device == id })
-		g.processes = append(g.processes, simProcess{pid, id, bytes, sm})
-	})
-}
-
-// StopProcess ends a process on all devices.
-func (m *Machine) StopProcess(pid uint32) {
-	m.update(func() {
-		for _, g := range m.gpus {
-			g.accumulate(m.now())
-			g.removeProcesses(func(p simProcess) bool { return p.pid == pid })
-		}
-	})
 }
 
 // ReadProcessUsage returns the usage of processes in start order. Processes on

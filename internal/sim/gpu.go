@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -15,6 +16,7 @@ type simGPU struct {
 	migDevices     []*simMIGDevice
 	instances      []*simGPU // by makeInstances after each change
 	partitionCount int
+	isInstance     bool
 	processes      []simProcess // in start order, also on MIG devices
 
 	removed, hung bool
@@ -42,6 +44,11 @@ type profileSize struct{ computeSlices, gpuSlices, memoryGB int }
 
 // share is the part of the GPU instance.
 func (s profileSize) share() float64 { return float64(s.computeSlices) / float64(s.gpuSlices) }
+
+// memorySlices returns the size of a GPU instance of the GPU.
+func (g *simGPU) memorySlices(s profileSize) int {
+	return int(math.Round(float64(s.memoryGB<<30) / (g.model.memory / memorySlicesPerGPU)))
+}
 
 // simProcess is a process on a device.
 type simProcess struct {
@@ -129,6 +136,21 @@ func (g *simGPU) memoryUsed() float64 {
 	return min(used, g.model.memory-g.model.reserved)
 }
 
+// bar1Used returns the mapped part of the window. A window larger than the
+// memory maps all allocated memory; in MIG mode, all memory.
+func (g *simGPU) bar1Used() float64 {
+	switch memory := g.model.memory - g.model.reserved; {
+	case g.isInstance:
+		return 0
+	case g.model.bar1 < memory:
+		return 2*mib + 64*mib*g.load()
+	case g.MIGEnabled:
+		return memory
+	default:
+		return 1*mib + g.memoryUsed()
+	}
+}
+
 // load returns the load of the GPU, 0 to 1.
 func (g *simGPU) load() float64 {
 	_, load := g.processUsage(g.ID)
@@ -136,6 +158,14 @@ func (g *simGPU) load() float64 {
 	for _, d := range g.migDevices {
 		_, ofDevice := g.processUsage(d.ID)
 		load += ofDevice * float64(d.size.computeSlices) / computeSlicesPerGPU
+	}
+	return min(load, 1)
+}
+
+// migLoad returns the load of the whole GPU.
+func (g *simGPU) migLoad() (load float64) {
+	for _, d := range g.migDevices {
+		load += d.load * float64(d.size.computeSlices) / computeSlicesPerGPU
 	}
 	return min(load, 1)
 }
@@ -167,8 +197,8 @@ func (g *simGPU) makeInstances() (list []*simGPU) {
 		if in == nil {
 			model := *g.model
 			model.memory, model.reserved = float64(d.MemoryBytes), 0
-			model.bar1 = g.model.bar1 / memorySlicesPerGPU * float64(d.size.gpuSlices)
-			in = &simGPU{Device: d.Device, model: &model}
+			model.bar1 = (g.model.bar1 - g.bar1Used() - keptBAR1) / memorySlicesPerGPU * float64(g.memorySlices(d.size))
+			in = &simGPU{Device: d.Device, model: &model, isInstance: true}
 			byGI[d.GI], list = in, append(list, in)
 		}
 		if d.CI < in.CI {

@@ -39,10 +39,6 @@ type Machine struct {
 	linkReads        int
 }
 
-// XidClassifier returns the event of an Xid, and whether an Xid naming a MIG
-// device affects this device alone.
-type XidClassifier func(xid uint64) (e device.Event, deviceOnly bool)
-
 // NewMachine returns a machine with n H100 GPUs.
 func NewMachine(metrics []device.Metric, n int, clock func() time.Time) *Machine {
 	return NewMachineWithModels(metrics, clock, slices.Repeat([]*Model{H100}, n)...)
@@ -53,7 +49,7 @@ func NewMachineWithModels(metrics []device.Metric, clock func() time.Time, model
 	m := &Machine{classifyXid: DefaultXidEvent, metrics: metrics, now: clock}
 	for i, metric := range metrics {
 		m.rows = append(m.rows, newRow(metric))
-		if slices.Contains(migFamilies, metric.Name) {
+		if slices.Contains(migRows, metric.Name) || slices.Contains(migRows, m.rows[i].name) {
 			m.migRows = append(m.migRows, i)
 		}
 	}
@@ -112,6 +108,27 @@ func (m *Machine) SetUtilization(id device.ID, load float64) {
 			load = g.migLoad()
 		}
 		g.baseLoad = load
+	})
+}
+
+// StartProcess starts a process on a device, or changes the usage: memory in
+// bytes, and SM utilization, added to the load. The driver does not report
+// negative values.
+func (m *Machine) StartProcess(id device.ID, pid uint32, bytes, sm float64) {
+	m.updateDevice(id, func(g *simGPU) {
+		g.accumulate(m.now())
+		g.removeProcesses(func(p simProcess) bool { return p.pid == pid && p.device == id })
+		g.processes = append(g.processes, simProcess{pid, id, bytes, sm})
+	})
+}
+
+// StopProcess ends a process on all devices.
+func (m *Machine) StopProcess(pid uint32) {
+	m.update(func() {
+		for _, g := range m.gpus {
+			g.accumulate(m.now())
+			g.removeProcesses(func(p simProcess) bool { return p.pid == pid })
+		}
 	})
 }
 

@@ -1,19 +1,16 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
 
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-const (
-	memorySlicesPerGPU = 8
-	maxProfileGB       = 1 << 10
-)
+const maxProfileGB = 1 << 10
 
 // instanceProfileIDs are NVML's ids of GPU instance profiles, by compute and
 // memory slices.
@@ -93,10 +90,10 @@ func (g *simGPU) createMIGDevices(profiles []string) (list []*simMIGDevice) {
 		s, _ := parseProfile(profile)
 		if name := fmt.Sprintf("%dg.%dgb", s.gpuSlices, s.memoryGB); name != instance ||
 			usedSlices+s.computeSlices > s.gpuSlices {
-			for gi, ci, usedSlices, instance = 1, -1, 0, name; usedInstances[gi]; gi++ {
+			placement = g.findPlacement(s, slices.Concat(list, slices.Collect(maps.Values(kept))))
+			for gi, ci, usedSlices, instance = instanceID(placement), -1, 0, name; usedInstances[gi]; gi++ {
 			}
 			usedInstances[gi] = true
-			placement = g.findPlacement(s, slices.Concat(list, slices.Collect(maps.Values(kept))))
 		}
 		ci, usedSlices = ci+1, usedSlices+s.computeSlices
 		list = append(list, g.newMIGDevice(i, gi, ci, profile, placement))
@@ -108,7 +105,7 @@ func (g *simGPU) createMIGDevices(profiles []string) (list []*simMIGDevice) {
 // the size. The result is zero for profiles without an id, and if there is no
 // room.
 func (g *simGPU) findPlacement(s profileSize, existing []*simMIGDevice) device.Placement {
-	n := int(math.Round(float64(s.memoryGB<<30) / (g.model.memory / memorySlicesPerGPU)))
+	n := g.memorySlices(s)
 	profile, known := instanceProfileIDs[[2]int{s.gpuSlices, n}]
 	for start := 0; known && start+n <= memorySlicesPerGPU; start += n {
 		if !slices.ContainsFunc(existing, func(d *simMIGDevice) bool {
@@ -120,13 +117,32 @@ func (g *simGPU) findPlacement(s profileSize, existing []*simMIGDevice) device.P
 	return device.Placement{}
 }
 
+// instanceID returns the driver's id of a GPU instance: a number for each place,
+// by falling size, in which the second half comes first. Unknown places begin
+// behind them.
+func instanceID(p device.Placement) int {
+	if p.Size == 0 {
+		return 2*memorySlicesPerGPU - 1
+	}
+	return memorySlicesPerGPU/p.Size - 1 + (p.Start+memorySlicesPerGPU/2)%memorySlicesPerGPU/p.Size
+}
+
+// instanceMiB is the memory of GPU instances of H100 and H200 by the size in the
+// profile's name. Other instances have the size in the name.
+var instanceMiB = map[int]uint64{10: 9984, 20: 20096, 40: 40448, 18: 16384, 35: 33280, 71: 71424}
+
+// memoryBytes returns the memory of the GPU instance.
+func (s profileSize) memoryBytes() uint64 {
+	return cmp.Or(instanceMiB[s.memoryGB], uint64(s.memoryGB)<<10) * mib
+}
+
 func (g *simGPU) newMIGDevice(index, gi, ci int, profile string, placement device.Placement) *simMIGDevice {
 	d := g.Device
 	size, _ := parseProfile(profile)
 	d.ID = device.ID(fmt.Sprintf("MIG-%08x-5eed-5000-8000-%06x%06x", 0xa100+g.Index, g.partitionCount, index))
 	d.MIGEnabled, d.MIGDeviceIndex, d.GI, d.CI, d.Profile = false, index, gi, ci, profile
-	d.Placement, d.MemoryBytes = placement, uint64(size.memoryGB)<<30
-	access := 100*g.Minor + 10*gi // number of the GPU instance's capability node
+	d.Placement, d.MemoryBytes = placement, size.memoryBytes()
+	access := 1000*g.Minor + 10*gi // number of the GPU instance's capability node
 	d.DeviceNodes = append([]string{
 		g.DeviceNodes[0], fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access),
 		fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access+1+ci),
@@ -144,12 +160,4 @@ func (m *Machine) migDeviceAt(id device.GPU, index string) (device.ID, error) {
 		}
 	}
 	return "", fmt.Errorf("GPU %s has no MIG device %s", id, index)
-}
-
-// migLoad returns the load of the whole GPU.
-func (g *simGPU) migLoad() (load float64) {
-	for _, d := range g.migDevices {
-		load += d.load * float64(d.size.computeSlices) / computeSlicesPerGPU
-	}
-	return min(load, 1)
 }

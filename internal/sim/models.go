@@ -1,7 +1,10 @@
 package sim
 
-// computeSlicesPerGPU is the number of compute slices of a GPU.
-const computeSlicesPerGPU = 7
+// The numbers of slices of a GPU.
+const (
+	computeSlicesPerGPU = 7
+	memorySlicesPerGPU  = 8
+)
 
 // Model describes a type of GPU. Sizes are in bytes, powers in watts, clocks in
 // hertz, temperatures in °C.
@@ -45,18 +48,34 @@ const (
 	mib = 1 << 20
 )
 
-// The models have the values of NVML on real GPUs.
+// keptBAR1 is the part of the window that a MIG-enabled GPU keeps besides its
+// memory.
+const keptBAR1 = 513 * mib
+
+// The models have the values of NVML on real GPUs. H100 and H200 are compared
+// with captures, GB200 is from documents and public reports.
 var (
 	// H100 is a GPU of an HGX board with eight.
 	H100 = &Model{
 		name: "NVIDIA H100 80GB HBM3", vbios: "96.00.89.00.01", capability: "9.0",
 		generation: hopper,
-		memory:     80 * gib, reserved: 600 * mib, bar1: 128 * gib,
+		memory:     81559 * mib, reserved: 479 * mib, bar1: 128 * gib,
 		idleWatts: 70, maxLimitWatts: 700, minLimitWatts: 200,
 		idleSM: 345e6, maxSM: 1980e6, maxMemory: 2619e6, idleVideo: 765e6, maxVideo: 1545e6,
 		idleCelsius: 32, idleMemoryCelsius: 38, maxCelsius: 87, maxMemoryCelsius: 95, slowdownCelsius: 89,
 		shutdownCelsius: 95,
 		pcieGeneration:  5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 26.562e9, remapBanks: 2560,
+	}
+	// H200 is an H100 with more memory.
+	H200 = &Model{
+		name: "NVIDIA H200", vbios: "96.00.A5.00.03", capability: "9.0",
+		generation: hopper,
+		memory:     143771 * mib, reserved: 614 * mib, bar1: 256 * gib,
+		idleWatts: 77, maxLimitWatts: 700, minLimitWatts: 200,
+		idleSM: 345e6, maxSM: 1980e6, maxMemory: 3201e6, idleVideo: 765e6, maxVideo: 1545e6,
+		idleCelsius: 28, idleMemoryCelsius: 32, maxCelsius: 87, maxMemoryCelsius: 95, slowdownCelsius: 89,
+		shutdownCelsius: 95,
+		pcieGeneration:  5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 26.562e9, remapBanks: 3072,
 	}
 	// A100 is a GPU of an HGX board with eight. NVML has no profiling counters
 	// for this model.
@@ -94,5 +113,5 @@ var (
 	}
 )
 
-// Models returns all models.
+// Models returns a model of each generation.
 func Models() []*Model { return []*Model{H100, A100, GB200, T4} }

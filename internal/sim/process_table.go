@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
@@ -28,7 +29,7 @@ type ProcessTable struct {
 // processKey is the purpose of a process.
 type processKey struct {
 	podUID   string
-	owner    device.Owner
+	owner    allocation.Owner
 	deviceID device.AdvertisedID
 }
 
@@ -51,7 +52,7 @@ func (t *ProcessTable) sync(pods []kubelet.PodStatus) {
 	wanted := map[processKey]bool{}
 	for _, p := range pods {
 		for _, container := range p.Containers {
-			owner := device.Owner{Namespace: p.Namespace, Pod: p.Name, Container: container.Name}
+			owner := allocation.Owner{Namespace: p.Namespace, Pod: p.Name, Container: container.Name}
 			for _, d := range container.Devices {
 				if container.Running && !t.idlePods[p.Namespace+"/"+p.Name] {
 					wanted[processKey{p.UID, owner, device.AdvertisedID(d.ID)}] = true
@@ -78,7 +79,7 @@ func (t *ProcessTable) sync(pods []kubelet.PodStatus) {
 func (t *ProcessTable) Visible() bool { return true }
 
 // Owner returns the owner of a process, and whether owners contains the owner.
-func (t *ProcessTable) Owner(pid uint32, owners []device.Owner) (device.Owner, bool) {
+func (t *ProcessTable) Owner(pid uint32, owners []allocation.Owner) (allocation.Owner, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for key, p := range t.pids {
@@ -86,7 +87,7 @@ func (t *ProcessTable) Owner(pid uint32, owners []device.Owner) (device.Owner, b
 			return key.owner, slices.Contains(owners, key.owner)
 		}
 	}
-	return device.Owner{}, false
+	return allocation.Owner{}, false
 }
 
 // Sweep has no effect: the table has no cache.

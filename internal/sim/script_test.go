@@ -3,14 +3,18 @@ package sim_test
 import (
 	"context"
 	"log/slog"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 func TestReadScript(t *testing.T) {
@@ -56,57 +60,104 @@ func FuzzReadScript(f *testing.F) {
 	})
 }
 
-// scriptNode is a node with a script and a device plugin.
-type scriptNode struct {
-	*sim.VirtualNode
-	exited chan error
-}
+// noHooks ignores all events of a plugin.
+type noHooks struct{}
 
-func runScript(t *testing.T, text string) scriptNode {
+func (noHooks) OnResourceAdded(string)                                               {}
+func (noHooks) OnRegistered(string, error)                                           {}
+func (noHooks) OnListSent()                                                          {}
+func (noHooks) OnCallServed(string, time.Duration, error)                            {}
+func (noHooks) OnAllocated(string, []device.AdvertisedID)                            {}
+func (noHooks) OnRejected(string, []device.AdvertisedID, plugin.RejectReason, error) {}
+
+// waitTimeout is long enough for a machine under load.
+const waitTimeout = 5 * time.Minute
+
+// runNode runs a node with a device plugin, and with a random workload if the
+// script is nil. The channel has the result of the node's Run.
+func runNode(t *testing.T, m *sim.Machine, script *sim.Script) (*sim.VirtualNode, <-chan error) {
 	t.Helper()
-	script, err := sim.ReadScript(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := sim.NewNamedMachine(script.Machine, testRows, time.Now)
 	log := slog.New(slog.DiscardHandler)
 	n, err := sim.NewVirtualNode(m, script, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var inventory device.Inventory
-	monitor := device.NewMonitor(m, device.NewReaders(m), &inventory, device.MonitorOptions{Log: log})
+	readers := health.NewReaders(m)
+	monitor := health.NewMonitor(m, readers, &inventory, health.Options{Log: log})
 	devicePlugin := plugin.New(plugin.Options{
-		Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&inventory},
-		Hooks: noHooks{}, Log: log,
+		Dir: n.DevicePluginDir(), Devices: &inventory, Hooks: noHooks{}, Log: log,
+		Links: func() []device.Link { return nil },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	s := scriptNode{n, make(chan error, 1)}
-	others := make(chan error, 2)
+	exited, others := make(chan error, 1), make(chan error, 2)
 	go func() {
-		s.exited <- n.Run(ctx)
-		close(s.exited)
+		exited <- n.Run(ctx)
+		close(exited)
 	}()
 	for _, run := range []func(context.Context) error{monitor.Run, devicePlugin.Run} {
 		go func() { others <- run(ctx) }()
 	}
 	t.Cleanup(func() {
 		cancel()
-		<-others
-		<-others
-		for range s.exited { // until it is closed
+		for range 2 {
+			if err := <-others; err != nil {
+				t.Error(err)
+			}
 		}
+		for range exited { // until it is closed
+		}
+		monitor.Drain(context.Background())
+		readers.Drain(context.Background())
 		n.Close()
+		if _, err := os.Stat(n.Dir()); !os.IsNotExist(err) {
+			t.Errorf("remaining folder: got %v, want none", err)
+		}
 	})
-	return s
+	return n, exited
+}
+
+func runScript(t *testing.T, text string) (*sim.VirtualNode, <-chan error) {
+	t.Helper()
+	script, err := sim.ReadScript(strings.NewReader(text))
+	require.NoError(t, err)
+	return runNode(t, sim.NewNamedMachine(script.Machine, testRows, time.Now), script)
+}
+
+// TestWorkload runs a random workload. Pods get devices, and processes use the
+// GPUs.
+func TestWorkload(t *testing.T) {
+	m := sim.NewMachine(testRows, 8, time.Now)
+	n, _ := runNode(t, m, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	if err := n.Kubelet.Wait(ctx, func(s kubelet.KubeletState) bool {
+		return len(s.Pods) >= 2 && s.Pods[0].Phase == "Running"
+	}); err != nil {
+		t.Errorf("timeout: no pod runs: %v", err)
+	}
+	busy := func(gpu device.GPU) bool { // failed GPUs of the workload are skipped
+		samples, err := m.Read(gpu)
+		return err == nil && samples[0].Value > 70
+	}
+	for !slices.ContainsFunc(m.GPUs(), busy) {
+		if ctx.Err() != nil {
+			t.Fatal("timeout: no GPU is busy")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 // TestScript checks the effects of actions on pods, devices and the kubelet.
 func TestScript(t *testing.T) {
-	s := runScript(t, `
+	n, _ := runScript(t, `
 		0s pod a/works main=1
 		0s pod a/rests main=1 idle
 		0s set a/rests nvidia_gpu_power_watts 42
+		0s kubelet silent
+		0s kubelet well
+		0s wedge
+		0s release
+		0s unload
+		0s load
 		0s xid a/works 79
 		0s fail a/works
 		0s delete a/works
@@ -116,23 +167,14 @@ func TestScript(t *testing.T) {
 	`)
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
-	phases := func(state kubelet.KubeletState) string {
-		var all []string
-		for _, p := range state.Pods {
-			all = append(all, p.Name+" "+p.Phase)
-		}
-		return strings.Join(all, ", ")
-	}
-	var podPhases string
-	if err := s.Kubelet.Wait(ctx, func(state kubelet.KubeletState) bool {
-		podPhases = phases(state)
-		return podPhases == "rests Succeeded"
+	if err := n.Kubelet.Wait(ctx, func(state kubelet.KubeletState) bool {
+		return len(state.Pods) == 1 && state.Pods[0].Name == "rests" && state.Pods[0].Phase == "Succeeded"
 	}); err != nil {
-		t.Errorf("timeout: got pods %s: %v", podPhases, err)
+		t.Errorf("timeout: got pods %+v: %v", n.Kubelet.State().Pods, err)
 	}
 	fixed, lost := 0, 0
-	for _, gpu := range s.Machine.GPUs() {
-		samples, err := s.Machine.Read(gpu)
+	for _, gpu := range n.Machine.GPUs() {
+		samples, err := n.Machine.Read(gpu)
 		if err != nil {
 			lost++
 			continue
@@ -169,44 +211,17 @@ func TestScriptErrors(t *testing.T) {
 		"machine t4\n0s partition 0 1g.10gb":   "Tesla T4 cannot be partitioned",
 		"0s partition 0 1g.10gb\n0s reset 0.1": "has no MIG device 1",
 	} {
-		s := runScript(t, text)
-		select {
-		case err := <-s.exited:
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%q: got %v, want %s", text, err, want)
+		t.Run(text, func(t *testing.T) {
+			t.Parallel() // the nodes wait most of the time
+			_, exited := runScript(t, text)
+			select {
+			case err := <-exited:
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("got %v, want %s", err, want)
+				}
+			case <-time.After(waitTimeout):
+				t.Fatalf("got no error, want %s", want)
 			}
-		case <-time.After(waitTimeout):
-			t.Fatalf("%q: got no error, want %s", text, want)
-		}
-	}
-}
-
-// TestSetRate checks that a value grows with the clock until SetValue.
-func TestSetRate(t *testing.T) {
-	now := time.Unix(1e9, 0)
-	m := sim.NewMachine(testRows, 1, func() time.Time { return now })
-	gpu := m.GPUs()[0]
-	read := func() float64 {
-		samples, err := m.Read(gpu)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range samples {
-			if m.Metrics()[s.Metric].Name == "nvidia_gpu_power_watts" {
-				return s.Value
-			}
-		}
-		t.Fatal("no power value")
-		return 0
-	}
-	m.SetValue(device.ID(gpu), "nvidia_gpu_power_watts", 100)
-	m.SetRate(device.ID(gpu), "nvidia_gpu_power_watts", 2)
-	now = now.Add(10 * time.Second)
-	if got := read(); got != 120 {
-		t.Errorf("after ten seconds: got %v, want 120", got)
-	}
-	m.SetValue(device.ID(gpu), "nvidia_gpu_power_watts", 7)
-	if got := read(); got != 7 {
-		t.Errorf("after SetValue: got %v, want 7", got)
+		})
 	}
 }

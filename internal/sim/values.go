@@ -1,5 +1,14 @@
 package sim
 
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
 // valueRule computes the values of rows. The first matching rule counts.
 type valueRule struct {
 	rows  string // families, without "nvidia_gpu_" and possibly with a label: `power_limit_watts{type="min|max"}`
@@ -14,7 +23,7 @@ var valueRules = []valueRule{
 	{"memory_used_bytes", all, (*simGPU).memoryUsed},
 	{"memory_free_bytes", all, func(g *simGPU) float64 { return g.model.memory - g.model.reserved - g.memoryUsed() }},
 	{"bar1_memory_total_bytes", all, func(g *simGPU) float64 { return g.model.bar1 }},
-	{"bar1_memory_used_bytes", all, linearInLoad(2*mib, 64*mib)},
+	{"bar1_memory_used_bytes", all, (*simGPU).bar1Used},
 
 	{"power_watts", all, (*simGPU).watts},
 	{"power_average_watts", fromHopper, (*simGPU).watts},
@@ -77,7 +86,7 @@ var valueRules = []valueRule{
 	{"memory_controller_utilization_ratio", all | wholeGPU, linearInLoad(0, 0.5)},
 	{"encoder_utilization_ratio", all | wholeGPU, nil},
 	{"decoder_utilization_ratio", all | wholeGPU, linearInLoad(0, 0.125)},
-	{"jpeg_utilization_ratio ofa_utilization_ratio", fromAmpere | wholeGPU, nil},
+	{"jpeg_utilization_ratio ofa_utilization_ratio", all | wholeGPU, nil},
 	{
 		`throttle_active{reason="sw_power_cap"}`, all,
 		func(g *simGPU) float64 { return boolValue(g.watts() >= g.model.maxLimitWatts) },
@@ -111,7 +120,8 @@ var valueRules = []valueRule{
 	{"nvlink_link_errors_total nvlink_recoveries_total nvlink_effective_errors_total", blackwell, nil},
 	{"nvlink_symbol_errors_total", blackwell, func(g *simGPU) float64 { return 0.1 * g.loadSeconds }},
 	{`fabric_state{state="completed"} fabric_healthy`, fromHopper, constant(1)},
-	{"fabric_state fabric_fault", fromHopper, nil},
+	{"fabric_state", fromHopper, nil},
+	{"fabric_fault", blackwell, nil},
 	{"c2c_links c2c_links_up", blackwell, constant(2)},
 	{"c2c_bandwidth_max_bytes_per_second", blackwell, constant(2 * 447.12e9)},
 	{"c2c_errors_total", blackwell, nil},
@@ -133,8 +143,8 @@ var valueRules = []valueRule{
 	{"remapped_rows row_remap_pending row_remap_failure", fromAmpere, nil},
 	{`row_remap_banks{availability="max"}`, fromAmpere, func(g *simGPU) float64 { return g.model.remapBanks }},
 	{"row_remap_banks", fromAmpere, nil},
-	{"repair_pending", fromHopper, nil},
-	{"remapped_rows_inactive unrepairable_memory", blackwell, nil},
+	{"repair_pending unrepairable_memory", fromHopper, nil},
+	{"remapped_rows_inactive", blackwell, nil},
 	{`recovery_action{action="none"} compute_mode{mode="default"}`, all, constant(1)},
 	{`persistence_mode_enabled ecc_enabled feature_supported{feature="ecc"}`, all, constant(1)},
 	{"recovery_action compute_mode", all, nil},
@@ -161,4 +171,74 @@ func boolValue(b bool) float64 {
 		return 1
 	}
 	return 0
+}
+
+// metricRow is a row of the machine with matching rules.
+type metricRow struct {
+	name  string // as in the text format
+	rules []valueRule
+	link  int // number of the row's NVLink; -1 without
+}
+
+// migRows are the families and rows of GPU instances.
+var migRows = []string{
+	"nvidia_gpu_memory_total_bytes", "nvidia_gpu_memory_reserved_bytes", "nvidia_gpu_memory_used_bytes",
+	"nvidia_gpu_memory_free_bytes",
+	"nvidia_gpu_bar1_memory_total_bytes", "nvidia_gpu_bar1_memory_used_bytes",
+	"nvidia_gpu_graphics_engine_active_ratio", "nvidia_gpu_sm_active_ratio", "nvidia_gpu_sm_occupancy_ratio",
+	"nvidia_gpu_pipe_active_ratio", "nvidia_gpu_dram_bandwidth_utilization_ratio",
+	`nvidia_gpu_ecc_volatile_location_errors_total{location="sram",severity="uncorrected"}`,
+}
+
+func newRow(m device.Metric) metricRow {
+	r := metricRow{name: m.Name, link: -1}
+	var labels []string
+	for _, l := range m.Labels {
+		labels = append(labels, l.Name+`="`+l.Value+`"`)
+		if n, err := strconv.Atoi(l.Value); err == nil && l.Name == "link" {
+			r.link = n
+		}
+	}
+	if len(labels) > 0 {
+		r.name += "{" + strings.Join(labels, ",") + "}"
+	}
+	for _, rule := range valueRules {
+		if slices.ContainsFunc(strings.Fields(rule.rows),
+			func(pattern string) bool { return matches(pattern, m.Name, labels) }) {
+			r.rules = append(r.rules, rule)
+		}
+	}
+	return r
+}
+
+// matches reports whether a rule's pattern, such as
+// `power_limit_watts{type="min|max"}`, includes a row.
+func matches(pattern, name string, labels []string) bool {
+	family, label, limited := strings.Cut(strings.TrimSuffix(pattern, `"}`), "{")
+	key, values, _ := strings.Cut(label, `="`)
+	return "nvidia_gpu_"+family == name &&
+		(!limited || slices.ContainsFunc(strings.Split(values, "|"), func(value string) bool {
+			return slices.Contains(labels, key+`="`+value+`"`)
+		}))
+}
+
+// value returns the GPU's value of a row after accumulate; false without a
+// value.
+func (g *simGPU) value(r *metricRow, now time.Time) (float64, bool) {
+	if v, ok := g.fixedValues[r.name]; ok {
+		return v, true
+	}
+	if up, ok := g.ramps[r.name]; ok {
+		return up.from + up.perSecond*now.Sub(up.since).Seconds(), true
+	}
+	for _, rule := range r.rules {
+		if r.link >= g.model.nvlinks || rule.on&g.model.generation == 0 || rule.on&wholeGPU != 0 && g.MIGEnabled {
+			continue
+		}
+		if rule.value == nil {
+			return 0, true
+		}
+		return rule.value(g), true
+	}
+	return 0, false
 }

@@ -10,7 +10,7 @@ import (
 	"syscall"
 
 	"github.com/podgauge/podgauge/internal/atomicfile"
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
@@ -27,10 +27,10 @@ var errNewer = errors.New("the file is of a newer podgauge, and remains unchange
 
 // content is the content of the file.
 type content struct {
-	Version   int                  `json:"version"`
-	BootID    string               `json:"boot,omitempty"` // when the health was saved
-	Health    device.HealthHistory `json:"health"`
-	Incidents []incident.Incident  `json:"incidents"`
+	Version   int                 `json:"version"`
+	BootID    string              `json:"boot,omitempty"` // when the health was saved
+	Health    health.History      `json:"health"`
+	Incidents []incident.Incident `json:"incidents"`
 }
 
 // readFile reads a file. A missing file has no content, and an invalid file is

@@ -10,7 +10,7 @@ import (
 	"os/exec"
 	"testing"
 
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/state"
 	"go.uber.org/goleak"
@@ -31,7 +31,7 @@ func writeUntilKilled(dir string) {
 	store, h, _ := state.Open(dir, "", &pubsub.Value[state.WriteStatus]{}, slog.New(slog.DiscardHandler))
 	go store.Run(context.Background())
 	for h.DriverRestarts++; ; h.DriverRestarts++ {
-		store.SaveHealth(device.HealthHistory{DriverRestarts: h.DriverRestarts}, true)
+		store.SaveHealth(health.History{DriverRestarts: h.DriverRestarts}, true)
 		if err := store.Wait(context.Background()); err != nil {
 			os.Exit(1)
 		}

@@ -3,6 +3,7 @@
 package state
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,12 +13,14 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/atomicfile"
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
 const (
@@ -30,7 +33,10 @@ const (
 	endTimeout    = 2 * time.Second
 )
 
-var errHung = errors.New("the disk does not respond")
+var (
+	errHung       = errors.New("the disk does not respond")
+	errHandedOver = errors.New("a newer podgauge process has the state")
+)
 
 // Store keeps the newest state, and writes it in the background: saves never
 // wait for the disk.
@@ -42,6 +48,7 @@ type Store struct {
 
 	saved, fault chan struct{} // have room for one: requests to write
 	disk         sync.Mutex    // held during a write
+	handedOver   atomic.Bool   // a newer process writes the file; changed under disk
 
 	mu sync.Mutex
 	// All below are guarded by mu.
@@ -62,7 +69,7 @@ type WriteStatus struct {
 // bootIDPath, no reboot is detected. The result of each write is published.
 func Open(
 	folder, bootIDPath string, published *pubsub.Value[WriteStatus], log *slog.Logger,
-) (*Store, device.HealthHistory, []incident.Incident) {
+) (*Store, health.History, []incident.Incident) {
 	boot, _ := os.ReadFile(bootIDPath) // empty: unknown
 	s := &Store{
 		path: filepath.Join(folder, FileName), bootID: strings.TrimSpace(string(boot)), log: log, status: published,
@@ -76,38 +83,34 @@ func Open(
 	s.newest.Version = version
 	s.status.Set(WriteStatus{Used: true, Err: s.readOnly})
 	s.save(func() {}, false) // a write shows whether the folder is usable
-	health := s.newest.Health
-	health.Rebooted = s.newest.BootID != "" && s.bootID != "" && s.newest.BootID != s.bootID
-	return s, health, s.newest.Incidents
+	history := s.newest.Health
+	history.Rebooted = s.newest.BootID != "" && s.bootID != "" && s.newest.BootID != s.bootID
+	return s, history, s.newest.Incidents
 }
 
 // readInTime reads the file. A file that another podgauge can read later is
 // never replaced.
-func (s *Store) readInTime() (c content, err error) {
+func (s *Store) readInTime() (content, error) {
 	type result struct {
 		content
 		err error
 	}
-	read := make(chan result, 1)
-	go func() { // ends with the process if the disk hangs
+	r, inTime := retry.WithTimeout(context.Background(), readTimeout, func(context.Context) result {
 		c, err := readFile(s.path)
-		read <- result{c, err}
-	}()
-	select {
-	case r := <-read:
-		c, err = r.content, r.err
-	case <-time.After(readTimeout):
-		err = fmt.Errorf("%w: restart podgauge to read %s", errHung, s.path)
+		return result{c, err}
+	})
+	if !inTime {
+		r.err = fmt.Errorf("%w: restart podgauge to read %s", errHung, s.path)
 	}
-	if errors.Is(err, errHung) || errors.Is(err, errNewer) {
-		s.readOnly = err
+	if errors.Is(r.err, errHung) || errors.Is(r.err, errNewer) {
+		s.readOnly = r.err
 	}
-	return c, err
+	return r.content, r.err
 }
 
 // SaveHealth schedules a write: within a second, at once if urgent. The caller
 // must not change the history any more.
-func (s *Store) SaveHealth(h device.HealthHistory, urgent bool) {
+func (s *Store) SaveHealth(h health.History, urgent bool) {
 	s.save(func() { s.newest.Health, s.newest.BootID = h, s.bootID }, urgent)
 }
 
@@ -149,13 +152,24 @@ func (s *Store) Wait(ctx context.Context) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			if result.Err != nil {
-				return result.Err
+			if s.HandedOver() {
+				return errHandedOver
 			}
-			return errHung
+			return cmp.Or(result.Err, errHung)
 		}
 	}
 }
+
+// SetHandedOver ends or resumes writes: a newer process writes the file.
+func (s *Store) SetHandedOver(handedOver bool) {
+	s.disk.Lock()
+	s.handedOver.Store(handedOver)
+	s.disk.Unlock()
+	s.save(func() {}, true) // replaces the file of the newer process
+}
+
+// HandedOver reports whether a newer process writes the file; false for nil.
+func (s *Store) HandedOver() bool { return s != nil && s.handedOver.Load() }
 
 // Run writes what is saved until ctx is done: at most once a second, every ten
 // seconds while the disk fails, and a fault at once.
@@ -208,14 +222,15 @@ func (s *Store) write(ctx context.Context) error {
 	}
 }
 
-// replace replaces the file, unless it has the newest state.
+// replace replaces the file, unless it has the newest state or a newer process
+// writes it.
 func (s *Store) replace() error {
 	s.disk.Lock()
 	defer s.disk.Unlock()
 	s.mu.Lock()
 	newest, saves := s.newest, s.saves
 	s.mu.Unlock()
-	if result, _ := s.status.Get(); result.written == saves || s.readOnly != nil {
+	if result, _ := s.status.Get(); result.written == saves || s.readOnly != nil || s.HandedOver() {
 		return s.readOnly
 	}
 	text, err := json.Marshal(newest)

@@ -1,8 +1,12 @@
-// Package text formats numbers, times and untrusted names for people.
+// Package text formats numbers, times, errors and untrusted names for people,
+// and checks addresses.
 package text
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"regexp"
 	"strconv"
 	"strings"
@@ -98,6 +102,29 @@ const maxSocketPath = 107
 func CheckSocketPath(path string) error {
 	if len(path) > maxSocketPath {
 		return fmt.Errorf("%s: %d bytes, at most %d for a socket", path, len(path), maxSocketPath)
+	}
+	return nil
+}
+
+// FileError returns a library's error on a flag's file as a single line.
+func FileError(flag, file string, err error) error {
+	if pathErr, ok := errors.AsType[*fs.PathError](err); ok && pathErr.Path == file {
+		err = pathErr.Err // without a second name
+	}
+	return fmt.Errorf("%s %q: %s", flag, file, Printable(strings.Join(strings.Fields(YAMLError(err)), " ")))
+}
+
+// CheckAddress checks the port of an address. Port 0 is any free port.
+func CheckAddress(address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return errors.New("expected host:port or :port")
+	}
+	if port == "" {
+		return errors.New("expected a port")
+	}
+	if _, err := net.LookupPort("tcp", port); err != nil {
+		return fmt.Errorf("%q: not a port", port)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package xid_test
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +10,8 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/xid"
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // xidCatalogue is NVIDIA's catalogue by class. A second list finds mistakes in the table.
@@ -27,7 +28,7 @@ var xidCatalogue = map[xid.Class]string{
 	xid.Unknown:     "1 61 200 999 123456",
 }
 
-// classEvents are the events for the device.Monitor.
+// classEvents are the events for the health.Monitor.
 var classEvents = map[xid.Class]device.Event{
 	xid.Application: {Class: "application", Action: "restart_app"},
 	xid.Information: {Class: "information"},
@@ -87,12 +88,9 @@ var lenientXids = []uint64{109, 155}
 
 // TestXidsOfTheCatalogue compares the table with the whole catalogue. A harmless or unlisted Xid never makes a GPU unhealthy until a reset.
 func TestXidsOfTheCatalogue(t *testing.T) {
-	text, err := os.ReadFile("testdata/xids.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testfile.Read(t, "testdata/xids.txt")
 	catalogue := map[uint64]bool{}
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "#") {
 			continue
 		}
@@ -153,9 +151,7 @@ func parseXids(t *testing.T, list string) (all []uint64) {
 		}
 		first, err1 := strconv.ParseUint(from, 10, 64)
 		last, err2 := strconv.ParseUint(to, 10, 64)
-		if err := errors.Join(err1, err2); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(err1, err2))
 		for n := first; n <= last; n++ {
 			all = append(all, n)
 		}

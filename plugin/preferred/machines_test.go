@@ -4,9 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strconv"
-	"strings"
-	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/preferred"
@@ -22,10 +19,14 @@ func (m machine) topology() *preferred.Topology { return preferred.New(m.candida
 
 // shuffled returns the same machine in a random order.
 func (m machine) shuffled(r *rand.Rand) machine {
-	m.candidates, m.links = slices.Clone(m.candidates), slices.Clone(m.links)
-	r.Shuffle(len(m.candidates), func(i, j int) { m.candidates[i], m.candidates[j] = m.candidates[j], m.candidates[i] })
-	r.Shuffle(len(m.links), func(i, j int) { m.links[i], m.links[j] = m.links[j], m.links[i] })
-	return m
+	return machine{shuffle(r, m.candidates), shuffle(r, m.links)}
+}
+
+// shuffle returns a copy in a random order.
+func shuffle[T any](r *rand.Rand, all []T) []T {
+	all = slices.Clone(all)
+	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all
 }
 
 func (m machine) ids() []device.AdvertisedID {
@@ -91,31 +92,6 @@ func (m machine) linked(between func(a, b int) (nvlinks int, path device.Path)) 
 	return m
 }
 
-var smiPaths = map[string]device.Path{
-	"PIX": device.PathSingleSwitch, "PXB": device.PathMultipleSwitches, "PHB": device.PathHostBridge,
-	"NODE": device.PathNUMANode, "SYS": device.PathSystem,
-}
-
-// matrix parses the table of nvidia-smi topo -m, extended by the path beside
-// the NVLinks: "NV2+PHB".
-func matrix(nodes []int, table string) machine {
-	m := gpus(nodes...)
-	for a, row := range strings.Split(strings.TrimSpace(table), "\n") {
-		for b, cell := range strings.Fields(row) {
-			l := device.Link{A: gpu(a), B: gpu(b)}
-			if nvlinks, path, both := strings.Cut(cell, "+"); both {
-				l.NVLinks, _ = strconv.Atoi(strings.TrimPrefix(nvlinks, "NV"))
-				cell = path
-			}
-			l.Path = smiPaths[cell]
-			if a != b {
-				m.links = append(m.links, l)
-			}
-		}
-	}
-	return m
-}
-
 // dgxA100 returns 12 NVLinks between all pairs of GPUs through NVSwitches. Two
 // GPUs share PCIe switches and a NUMA node.
 func dgxA100() machine {
@@ -140,35 +116,6 @@ func sockets(size, nvlinks int) func(a, b int) (int, device.Path) {
 		}
 		return nvlinks, device.PathSystem
 	}
-}
-
-// dgx2 returns 16 GPUs with 6 NVLinks through NVSwitches: pairs on a PCIe
-// switch, fours behind switches, eights in a socket.
-func dgx2() machine {
-	return gpus(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1).linked(func(a, b int) (int, device.Path) {
-		switch {
-		case a/2 == b/2:
-			return 6, device.PathSingleSwitch
-		case a/4 == b/4:
-			return 6, device.PathMultipleSwitches
-		case a/8 == b/8:
-			return 6, device.PathNUMANode
-		}
-		return 6, device.PathSystem
-	})
-}
-
-// dgx1V returns the hybrid cube mesh of eight V100s.
-func dgx1V() machine {
-	return matrix([]int{0, 0, 0, 0, 1, 1, 1, 1}, `
-		X       NV1+PIX NV1+PHB NV2+PHB NV2+SYS SYS     SYS     SYS
-		NV1+PIX X       NV2+PHB NV1+PHB SYS     NV2+SYS SYS     SYS
-		NV1+PHB NV2+PHB X       NV2+PIX SYS     SYS     NV1+SYS SYS
-		NV2+PHB NV1+PHB NV2+PIX X       SYS     SYS     SYS     NV1+SYS
-		NV2+SYS SYS     SYS     SYS     X       NV1+PIX NV1+PHB NV2+PHB
-		SYS     NV2+SYS SYS     SYS     NV1+PIX X       NV2+PHB NV1+PHB
-		SYS     SYS     NV1+SYS SYS     NV1+PHB NV2+PHB X       NV2+PIX
-		SYS     SYS     SYS     NV1+SYS NV2+PHB NV1+PHB NV2+PIX X`)
 }
 
 // bridged returns PCIe GPUs in two sockets, with an NVLink bridge of 4 links
@@ -203,34 +150,4 @@ func random(r *rand.Rand, count int) machine {
 		})
 	}
 	return m
-}
-
-// numbers parses "0 2-4" as GPUs 0, 2, 3 and 4.
-func numbers(t testing.TB, text string) []int {
-	t.Helper()
-	var all []int
-	for field := range strings.FieldsSeq(text) {
-		low, high, isRange := strings.Cut(field, "-")
-		if !isRange {
-			high = low
-		}
-		from, err := strconv.Atoi(low)
-		to, err2 := strconv.Atoi(high)
-		if err != nil || err2 != nil {
-			t.Fatalf("%q: not a list of GPUs", text)
-		}
-		for i := from; i <= to; i++ {
-			all = append(all, i)
-		}
-	}
-	return all
-}
-
-func parseGPUs(t testing.TB, text string) []device.AdvertisedID {
-	t.Helper()
-	var ids []device.AdvertisedID
-	for _, i := range numbers(t, text) {
-		ids = append(ids, device.AdvertisedID(gpu(i)))
-	}
-	return ids
 }

@@ -138,12 +138,15 @@ func referenceShared(m machine, r preferred.AllocationRequest, p preferred.Alloc
 	var chosen []preferred.Candidate
 	available := map[device.AdvertisedID]bool{}
 	for _, c := range m.candidates {
-		if slices.Contains(r.Must, c.ID) {
+		switch {
+		case c.Allocated: // a load on the device
+		case slices.Contains(r.Must, c.ID):
 			chosen = append(chosen, c)
-		} else if slices.Contains(r.Available, c.ID) && (r.Reject == nil || !r.Reject(c.ID)) {
+		case slices.Contains(r.Available, c.ID) && (r.Reject == nil || !r.Reject(c.ID)):
 			available[c.ID] = true
 		}
 	}
+	musts := len(chosen)
 	for len(chosen) < r.Size && len(available) > 0 {
 		var next preferred.Candidate
 		var nextKey []float64
@@ -156,15 +159,14 @@ func referenceShared(m machine, r preferred.AllocationRequest, p preferred.Alloc
 		delete(available, next.ID)
 		chosen = append(chosen, next)
 	}
-	var ids []device.AdvertisedID
-	for _, c := range chosen[:min(len(chosen), max(r.Size, 0))] {
-		ids = append(ids, c.ID)
-	}
-	return ids
+	slices.SortFunc(chosen[musts:], func(a, b preferred.Candidate) int {
+		return slices.Index(m.candidates, a) - slices.Index(m.candidates, b)
+	})
+	return machine{candidates: chosen[:min(len(chosen), r.Size)]}.ids()
 }
 
-func referenceKey(m machine, available map[device.AdvertisedID]bool, chosen []preferred.Candidate,
-	c preferred.Candidate, p preferred.AllocationPolicy,
+func referenceKey(
+	m machine, available map[device.AdvertisedID]bool, chosen []preferred.Candidate, c preferred.Candidate, p preferred.AllocationPolicy,
 ) []float64 {
 	var onDevice, onGPU, availableOnDevice, availableOnGPU, replicas, repeats, near float64
 	for _, o := range m.candidates {
@@ -212,14 +214,21 @@ func TestSharedEqualsTheReference(t *testing.T) {
 		m := random(r, 1+r.IntN(4))
 		switch round % 5 {
 		case 0:
-			m = m.replicated(1 + r.IntN(5))
+			m = m.replicated(1 + r.IntN(12)) // replica 2 comes before replica 10
 		case 1:
 			m = m.partitioned(1 + r.IntN(4))
 		case 2:
 			m = m.partitioned(2).replicated(1 + r.IntN(3))
-		case 3: // different numbers of replicas
+		case 3: // different numbers of replicas, and withdrawn ids of whole GPUs that are still allocated
+			whole := m.candidates
 			m = m.replicated(4)
 			m.candidates = slices.DeleteFunc(m.candidates, func(preferred.Candidate) bool { return r.IntN(4) == 0 })
+			for _, c := range whole {
+				c.Allocated = true
+				if r.IntN(2) == 0 {
+					m.candidates = append(m.candidates, c)
+				}
+			}
 		case 4: // MIG devices, some of them shared
 			m = m.partitioned(3)
 			m.candidates = slices.Concat(machine{candidates: m.candidates[:2]}.replicated(2).candidates,
@@ -227,25 +236,28 @@ func TestSharedEqualsTheReference(t *testing.T) {
 		}
 		top := m.topology()
 		for range 10 {
-			req := preferred.AllocationRequest{Size: r.IntN(len(m.candidates) + 2)}
+			var req preferred.AllocationRequest
+			var rejected device.ID
+			if len(m.candidates) > 0 && r.IntN(3) == 0 {
+				rejected = m.candidates[r.IntN(len(m.candidates))].Device
+				req.Reject = func(id device.AdvertisedID) bool { return id.Device() == rejected }
+			}
+			accepted := 0
 			for _, c := range m.candidates {
 				if r.IntN(3) > 0 {
 					req.Available = append(req.Available, c.ID)
+					if c.Device != rejected && !c.Allocated {
+						accepted++
+					}
 				}
 				if r.IntN(12) == 0 {
 					req.Must = append(req.Must, c.ID)
 				}
 			}
-			available := len(req.Available)
-			if len(m.candidates) > 0 && r.IntN(3) == 0 {
-				rejected := m.candidates[r.IntN(len(m.candidates))].Device
-				req.Reject = func(id device.AdvertisedID) bool { return id.Device() == rejected }
-				available = len(slices.DeleteFunc(slices.Clone(req.Available), req.Reject))
-			}
-			req.Size = min(req.Size, available) // the reference returns no rejected ids
+			req.Size = min(r.IntN(len(m.candidates)+2), accepted) // the reference returns no rejected ids
 			for _, p := range policies {
 				got, want := top.Prefer(req, p), referenceShared(m, req, p)
-				if !slices.Equal(sorted(got), sorted(want)) {
+				if !slices.Equal(got, want) {
 					t.Fatalf("round %d, %s, %+v\n%s\ngot  %v\nwant %v", round, p, req, fmt.Sprint(m), got, want)
 				}
 			}

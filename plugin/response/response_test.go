@@ -42,292 +42,191 @@ func migDevice(i, j int) device.Device {
 // Short names for the table.
 type (
 	allocateResponse = api.ContainerAllocateResponse
-	env              = map[string]string
 	options          = response.Options
-	strategies       = []response.DeviceListStrategy
 )
 
-func wantMounts(hostAndContainer ...string) (all []*api.Mount) {
-	for pair := range slices.Chunk(hostAndContainer, 2) {
-		all = append(all, &api.Mount{HostPath: pair[0], ContainerPath: pair[1]})
+// parseDevices parses devices: "1" is GPU 1, "1:0" its first MIG device, "0-" GPU 0 with fewer nodes.
+func parseDevices(words string) (all []device.Device) {
+	for word := range strings.FieldsSeq(words) {
+		var i, j int
+		if n, _ := fmt.Sscanf(word, "%d:%d", &i, &j); n == 2 {
+			all = append(all, migDevice(i, j))
+			continue
+		}
+		d := gpu(i)
+		if strings.HasSuffix(word, "-") {
+			d.DeviceNodes = d.DeviceNodes[:2]
+		}
+		all = append(all, d)
 	}
 	return all
 }
 
-func wantSpecs(root string, paths ...string) (all []*api.DeviceSpec) {
-	for _, path := range paths {
-		all = append(all, &api.DeviceSpec{HostPath: root + path, ContainerPath: path, Permissions: "rw"})
+// parseResponse parses a response:
+//
+//	NAME=VALUE              a variable
+//	/HOST:/CONTAINER        a mount
+//	rw:/PATH, rw:/ROOT@/PATH  a device node, on the host below a root
+//	cdi:CLASS=DEVICE        a CDI device
+//	PREFIX/:CLASS=DEVICE,…  an annotation with CDI devices
+func parseResponse(words string) *allocateResponse {
+	const vendor = "k8s.device-plugin.nvidia.com/"
+	r := &allocateResponse{Envs: map[string]string{}}
+	for word := range strings.FieldsSeq(words) {
+		kind, value, _ := strings.Cut(word, ":")
+		switch {
+		case kind == "rw":
+			root, path, found := strings.Cut(value, "@")
+			if !found {
+				root, path = "", value
+			}
+			r.Devices = append(r.Devices, &api.DeviceSpec{HostPath: root + path, ContainerPath: path, Permissions: "rw"})
+		case kind == "cdi":
+			r.CdiDevices = append(r.CdiDevices, &api.CDIDevice{Name: vendor + value})
+		case strings.HasSuffix(kind, "/"):
+			devices := vendor + strings.ReplaceAll(value, ",", ","+vendor)
+			r.Annotations = map[string]string{kind + "nvidia-device-plugin_random": devices}
+		case strings.HasPrefix(kind, "/"):
+			r.Mounts = append(r.Mounts, &api.Mount{HostPath: kind, ContainerPath: value})
+		default:
+			name, value, _ := strings.Cut(word, "=")
+			r.Envs[name] = value
+		}
 	}
-	return all
+	return r
 }
 
-func annotation(devices string) map[string]string {
-	return map[string]string{"cdi.k8s.io/nvidia-device-plugin_random": devices}
-}
-
-func wantCDI(names ...string) (all []*api.CDIDevice) {
-	for _, name := range names {
-		all = append(all, &api.CDIDevice{Name: name})
-	}
-	return all
-}
+const (
+	controlNodes = " rw:/dev/nvidiactl rw:/dev/nvidia-uvm rw:/dev/nvidia-uvm-tools rw:/dev/nvidia-modeset "
+	byMounts     = "NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices /dev/null:/var/run/nvidia-container-devices/"
+	nextMount    = " /dev/null:/var/run/nvidia-container-devices/"
+	features     = " NVIDIA_GDRCOPY=enabled NVIDIA_GDS=enabled NVIDIA_MOFED=enabled "
+)
 
 var responseCases = []struct {
-	name    string
-	from    string // NVIDIA's function
-	options options
-	devices []device.Device
-	want    *allocateResponse
+	name, from, strategies, devices, want string // from is NVIDIA's function
+
+	options *options // nil: the zero options
 }{
 	{
-		name: "envvar", from: "updateResponseForDeviceListEnvVar",
-		options: options{Strategies: strategies{response.EnvVar}}, devices: []device.Device{gpu(0), gpu(1)},
-		want: &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"}},
+		"no strategy is envvar", "cmd/nvidia-device-plugin/main.go, --device-list-strategy's default", "", "0",
+		"NVIDIA_VISIBLE_DEVICES=GPU-0", nil,
+	},
+	// NVIDIA keeps the kubelet's random order.
+	{
+		"in the order of the node, each once", "updateResponseForDeviceListEnvVar; uniqueDeviceIDsFromAnnotatedDeviceIDs", "envvar", "10 2:3 9 10 2:1 1:7 9",
+		"NVIDIA_VISIBLE_DEVICES=MIG-1-7,MIG-2-1,MIG-2-3,GPU-9,GPU-10", nil,
 	},
 	{
-		name: "no strategy is envvar", from: "cmd/nvidia-device-plugin/main.go, --device-list-strategy's default",
-		devices: []device.Device{gpu(0)},
-		want:    &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0"}},
+		"index", "uniqueDeviceIDsFromAnnotatedDeviceIDs; rm.newNvmlGPUDevice, rm.newMigDevice", "envvar", "0:1 2 0:0 10",
+		"NVIDIA_VISIBLE_DEVICES=0:0,0:1,2,10",
+		&options{IDStrategy: response.Index},
 	},
 	{
-		// NVIDIA keeps the kubelet's random order.
-		name: "in the order of the node, each once", from: "uniqueDeviceIDsFromAnnotatedDeviceIDs",
-		options: options{Strategies: strategies{response.EnvVar}},
-		devices: []device.Device{gpu(10), migDevice(2, 3), gpu(9), gpu(10), migDevice(2, 1), migDevice(1, 7), gpu(9)},
-		want:    &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "MIG-1-7,MIG-2-1,MIG-2-3,GPU-9,GPU-10"}},
+		"volume-mounts", "updateResponseForDeviceMounts", "volume-mounts", "0 1:0",
+		byMounts + "GPU-0" + nextMount + "MIG-1-0", nil,
 	},
 	{
-		name: "index", from: "uniqueDeviceIDsFromAnnotatedDeviceIDs; rm.newNvmlGPUDevice, rm.newMigDevice",
-		options: options{Strategies: strategies{response.EnvVar}, IDStrategy: response.Index},
-		devices: []device.Device{migDevice(0, 1), gpu(2), migDevice(0, 0), gpu(10)},
-		want:    &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "0:0,0:1,2,10"}},
+		"volume-mounts, index", "updateResponseForDeviceMounts", "volume-mounts", "0 1:0",
+		byMounts + "0" + nextMount + "1:0",
+		&options{IDStrategy: response.Index},
 	},
 	{
-		name: "volume-mounts", from: "updateResponseForDeviceMounts",
-		options: options{Strategies: strategies{response.VolumeMounts}},
-		devices: []device.Device{gpu(0), migDevice(1, 0)},
-		want: &allocateResponse{
-			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
-			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/GPU-0",
-				"/dev/null", "/var/run/nvidia-container-devices/MIG-1-0"),
-		},
+		"envvar and volume-mounts", "getAllocateResponse: the later call overwrites the variable", "volume-mounts envvar", "0",
+		"NVIDIA_IMEX_CHANNELS=0 " + byMounts + "GPU-0" + nextMount + "imex/0",
+		&options{IMEXChannels: []int{0}},
 	},
 	{
-		name: "volume-mounts, index", from: "updateResponseForDeviceMounts",
-		options: options{Strategies: strategies{response.VolumeMounts}, IDStrategy: response.Index},
-		devices: []device.Device{gpu(0), migDevice(1, 0)},
-		want: &allocateResponse{
-			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
-			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/0",
-				"/dev/null", "/var/run/nvidia-container-devices/1:0"),
-		},
+		"cdi-annotations", "updateResponseForCDI, getCDIDeviceAnnotations; cdi.UpdateAnnotations", "cdi-annotations", "0 1:0",
+		"cdi.k8s.io/:gpu=GPU-0,gpu=MIG-1-0", nil,
 	},
 	{
-		name: "envvar and volume-mounts", from: "getAllocateResponse: the later call overwrites the variable",
-		options: options{Strategies: strategies{response.VolumeMounts, response.EnvVar}, IMEXChannels: []int{0}},
-		devices: []device.Device{gpu(0)},
-		want: &allocateResponse{
-			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices", "NVIDIA_IMEX_CHANNELS": "0"},
-			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/GPU-0",
-				"/dev/null", "/var/run/nvidia-container-devices/imex/0"),
-		},
+		"cdi-annotations with a prefix", "getCDIDeviceAnnotations", "cdi-annotations", "0",
+		"nvidia.cdi.k8s.io/:gpu=GPU-0",
+		&options{AnnotationPrefix: "nvidia.cdi.k8s.io/"},
+	},
+	{"cdi-cri", "updateResponseForCDI", "cdi-cri", "1 0", "cdi:gpu=GPU-0 cdi:gpu=GPU-1", nil},
+	{
+		"cdi-cri, index", "updateResponseForCDI; nvcdi.NewDeviceNamer", "cdi-cri", "1 0:1",
+		"cdi:gpu=0:1 cdi:gpu=1",
+		&options{IDStrategy: response.Index},
 	},
 	{
-		name: "cdi-annotations", from: "updateResponseForCDI, getCDIDeviceAnnotations; cdi.UpdateAnnotations",
-		options: options{Strategies: strategies{response.CDIAnnotations}},
-		devices: []device.Device{gpu(0), migDevice(1, 0)},
-		want: &allocateResponse{Annotations: map[string]string{
-			"cdi.k8s.io/nvidia-device-plugin_random": "k8s.device-plugin.nvidia.com/gpu=GPU-0," +
-				"k8s.device-plugin.nvidia.com/gpu=MIG-1-0",
-		}},
+		"CDI alone omits nodes and the channels' variable", "getAllocateResponse: AllCDIEnabled", "cdi-cri cdi-annotations", "0",
+		`NVIDIA_GDRCOPY=enabled CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu/pipe
+			/run/nvidia/mps/nvidia.com/gpu/pipe:/mps/nvidia.com/gpu/pipe /run/nvidia/mps/shm:/dev/shm
+			cdi.k8s.io/:gpu=GPU-0,imex-channel=0,gdrcopy=all cdi:gpu=GPU-0 cdi:imex-channel=0 cdi:gdrcopy=all`,
+		&options{DeviceSpecs: true, IMEXChannels: []int{0}, GDRCopy: true, MPSRoot: "/run/nvidia/mps", Resource: "nvidia.com/gpu"},
 	},
 	{
-		name: "cdi-annotations with a prefix", from: "getCDIDeviceAnnotations",
-		options: options{Strategies: strategies{response.CDIAnnotations}, AnnotationPrefix: "nvidia.cdi.k8s.io/"},
-		devices: []device.Device{gpu(0)},
-		want: &allocateResponse{Annotations: map[string]string{
-			"nvidia.cdi.k8s.io/nvidia-device-plugin_random": "k8s.device-plugin.nvidia.com/gpu=GPU-0",
-		}},
+		"CDI and envvar", "getAllocateResponse", "envvar cdi-cri", "3",
+		"NVIDIA_VISIBLE_DEVICES=GPU-3 cdi:gpu=GPU-3" + controlNodes + "rw:/dev/nvidia3",
+		&options{DeviceSpecs: true},
 	},
 	{
-		name: "cdi-cri", from: "updateResponseForCDI",
-		options: options{Strategies: strategies{response.CDICRI}}, devices: []device.Device{gpu(1), gpu(0)},
-		want: &allocateResponse{CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0",
-			"k8s.device-plugin.nvidia.com/gpu=GPU-1")},
+		"all strategies", "getAllocateResponse", "cdi-cri envvar volume-mounts cdi-annotations", "0",
+		byMounts + "GPU-0 cdi.k8s.io/:gpu=GPU-0 cdi:gpu=GPU-0", nil,
 	},
 	{
-		name: "cdi-cri, index", from: "updateResponseForCDI; nvcdi.NewDeviceNamer",
-		options: options{Strategies: strategies{response.CDICRI}, IDStrategy: response.Index},
-		devices: []device.Device{gpu(1), migDevice(0, 1)},
-		want: &allocateResponse{CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=0:1",
-			"k8s.device-plugin.nvidia.com/gpu=1")},
+		"device specs", "apiDeviceSpecs; rm.GetDevicePaths", "", "1 0",
+		"NVIDIA_VISIBLE_DEVICES=GPU-0,GPU-1" + controlNodes + "rw:/dev/nvidia0 rw:/dev/nvidia1",
+		&options{DeviceSpecs: true, DevRoot: "/"},
+	},
+	// NVIDIA repeats the GPU's node for each MIG device.
+	{
+		"device specs of MIG devices", "rm.nvmlMigDevice.GetPaths", "volume-mounts", "0:2 0:1",
+		byMounts + "MIG-0-1" + nextMount + "MIG-0-2" + controlNodes + `
+			rw:/dev/nvidia-caps/nvidia-cap31 rw:/dev/nvidia-caps/nvidia-cap41 rw:/dev/nvidia0
+			rw:/dev/nvidia-caps/nvidia-cap32 rw:/dev/nvidia-caps/nvidia-cap42`,
+		&options{DeviceSpecs: true},
 	},
 	{
-		name: "both of CDI", from: "updateResponseForCDI",
-		options: options{Strategies: strategies{response.CDIAnnotations, response.CDICRI}},
-		devices: []device.Device{gpu(0)},
-		want: &allocateResponse{
-			Annotations: annotation("k8s.device-plugin.nvidia.com/gpu=GPU-0"),
-			CdiDevices:  wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0"),
-		},
+		"device specs below a root, with a channel, without modeset", "apiDeviceSpecs: optional nodes", "", "0-",
+		`NVIDIA_VISIBLE_DEVICES=GPU-0 NVIDIA_IMEX_CHANNELS=0 rw:/run/nvidia/driver@/dev/nvidiactl
+			rw:/run/nvidia/driver@/dev/nvidia0 rw:/run/nvidia/driver@/dev/nvidia-caps-imex-channels/channel0`,
+		&options{DeviceSpecs: true, DevRoot: "/run/nvidia/driver", IMEXChannels: []int{0}},
 	},
 	{
-		name: "CDI alone omits nodes and the channels' variable", from: "getAllocateResponse: AllCDIEnabled",
-		options: options{
-			Strategies: strategies{response.CDICRI, response.CDIAnnotations}, DeviceSpecs: true,
-			IMEXChannels: []int{0},
-			GDRCopy:      true, MPSRoot: "/run/nvidia/mps", Resource: "nvidia.com/gpu",
-		},
-		devices: []device.Device{gpu(0)},
-		want: &allocateResponse{
-			Envs: env{"NVIDIA_GDRCOPY": "enabled", "CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"},
-			Mounts: wantMounts("/run/nvidia/mps/nvidia.com/gpu/pipe", "/mps/nvidia.com/gpu/pipe",
-				"/run/nvidia/mps/shm", "/dev/shm"),
-			Annotations: map[string]string{
-				"cdi.k8s.io/nvidia-device-plugin_random": "k8s.device-plugin.nvidia.com/gpu=GPU-0," +
-					"k8s.device-plugin.nvidia.com/imex-channel=0,k8s.device-plugin.nvidia.com/gdrcopy=all",
-			},
-			CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/imex-channel=0",
-				"k8s.device-plugin.nvidia.com/gdrcopy=all"),
-		},
+		"GDRCopy, GDS and MOFED", "getAllocateResponse", "", "0",
+		"NVIDIA_VISIBLE_DEVICES=GPU-0" + features,
+		&options{GDRCopy: true, GDS: true, MOFED: true},
 	},
 	{
-		name: "CDI and envvar", from: "getAllocateResponse",
-		options: options{Strategies: strategies{response.EnvVar, response.CDICRI}, DeviceSpecs: true},
-		devices: []device.Device{gpu(3)},
-		want: &allocateResponse{
-			Envs:       env{"NVIDIA_VISIBLE_DEVICES": "GPU-3"},
-			CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-3"),
-			Devices: wantSpecs("", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
-				"/dev/nvidia3"),
-		},
+		"GDRCopy, GDS and MOFED by CDI", "cdi.AdditionalDevices", "cdi-cri", "0",
+		features + "cdi:gpu=GPU-0 cdi:gdrcopy=all cdi:gds=all cdi:mofed=all",
+		&options{GDRCopy: true, GDS: true, MOFED: true},
 	},
 	{
-		name: "all strategies", from: "getAllocateResponse",
-		options: options{Strategies: strategies{
-			response.CDICRI, response.EnvVar,
-			response.VolumeMounts, response.CDIAnnotations,
-		}},
-		devices: []device.Device{gpu(0)},
-		want: &allocateResponse{
-			Envs:        env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
-			Mounts:      wantMounts("/dev/null", "/var/run/nvidia-container-devices/GPU-0"),
-			Annotations: annotation("k8s.device-plugin.nvidia.com/gpu=GPU-0"),
-			CdiDevices:  wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0"),
-		},
+		"a class without a spec", "cdi.AdditionalDevices, cdi.CreateSpecFile", "cdi-cri", "0",
+		"NVIDIA_GDS=enabled NVIDIA_MOFED=enabled cdi:gpu=GPU-0 cdi:mofed=all",
+		&options{GDS: true, MOFED: true, HasCDISpec: func(class string) bool { return class == "mofed" }},
 	},
 	{
-		name: "device specs", from: "apiDeviceSpecs; rm.GetDevicePaths",
-		options: options{DeviceSpecs: true, DevRoot: "/"}, devices: []device.Device{gpu(1), gpu(0)},
-		want: &allocateResponse{
-			Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"},
-			Devices: wantSpecs("", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
-				"/dev/nvidia0", "/dev/nvidia1"),
-		},
+		"no spec of GPUs, two strategies", "", "envvar cdi-annotations", "0",
+		"NVIDIA_VISIBLE_DEVICES=GPU-0 NVIDIA_IMEX_CHANNELS=0",
+		&options{IMEXChannels: []int{0}, HasCDISpec: func(string) bool { return false }},
 	},
 	{
-		// NVIDIA repeats the GPU's node for each MIG device.
-		name: "device specs of MIG devices", from: "rm.nvmlMigDevice.GetPaths",
-		options: options{Strategies: strategies{response.VolumeMounts}, DeviceSpecs: true},
-		devices: []device.Device{migDevice(0, 2), migDevice(0, 1)},
-		want: &allocateResponse{
-			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
-			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/MIG-0-1",
-				"/dev/null", "/var/run/nvidia-container-devices/MIG-0-2"),
-			Devices: wantSpecs("", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
-				"/dev/nvidia-caps/nvidia-cap31", "/dev/nvidia-caps/nvidia-cap41", "/dev/nvidia0",
-				"/dev/nvidia-caps/nvidia-cap32", "/dev/nvidia-caps/nvidia-cap42"),
-		},
+		"IMEX channels", "updateResponseForImexChannelsEnvVar", "", "0",
+		"NVIDIA_VISIBLE_DEVICES=GPU-0 NVIDIA_IMEX_CHANNELS=0,17",
+		&options{IMEXChannels: []int{0, 17}},
 	},
 	{
-		name: "device specs below a root, with a channel, without modeset", from: "apiDeviceSpecs: optional nodes",
-		options: options{DeviceSpecs: true, DevRoot: "/run/nvidia/driver", IMEXChannels: []int{0}},
-		devices: []device.Device{{ID: "GPU-0", GPU: "GPU-0", DeviceNodes: []string{"/dev/nvidia0", "/dev/nvidiactl"}}},
-		want: &allocateResponse{
-			Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_IMEX_CHANNELS": "0"},
-			Devices: wantSpecs("/run/nvidia/driver", "/dev/nvidiactl", "/dev/nvidia0",
-				"/dev/nvidia-caps-imex-channels/channel0"),
-		},
+		"IMEX channels by mounts", "updateResponseForDeviceMounts", "volume-mounts", "0",
+		byMounts + "GPU-0" + nextMount + "imex/0",
+		&options{IMEXChannels: []int{0}},
 	},
 	{
-		name: "GDRCopy, GDS and MOFED", from: "getAllocateResponse",
-		options: options{GDRCopy: true, GDS: true, MOFED: true}, devices: []device.Device{gpu(0)},
-		want: &allocateResponse{Envs: env{
-			"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled",
-			"NVIDIA_MOFED": "enabled",
-		}},
+		"MPS", "mps.go, updateReponse; cmd/mps-control-daemon/mps/root.go", "", "0",
+		`NVIDIA_VISIBLE_DEVICES=GPU-0 CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu.shared/pipe
+			/run/nvidia/mps/nvidia.com/gpu.shared/pipe:/mps/nvidia.com/gpu.shared/pipe /run/nvidia/mps/shm:/dev/shm`,
+		&options{MPSRoot: "/run/nvidia/mps", Resource: "nvidia.com/gpu.shared"},
 	},
 	{
-		name: "GDRCopy, GDS and MOFED by CDI", from: "cdi.AdditionalDevices",
-		options: options{Strategies: strategies{response.CDICRI}, GDRCopy: true, GDS: true, MOFED: true},
-		devices: []device.Device{gpu(0)},
-		want: &allocateResponse{
-			Envs: env{"NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"},
-			CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/gdrcopy=all",
-				"k8s.device-plugin.nvidia.com/gds=all", "k8s.device-plugin.nvidia.com/mofed=all"),
-		},
-	},
-	{
-		name: "a class without a spec", from: "cdi.AdditionalDevices, cdi.CreateSpecFile",
-		options: options{
-			Strategies: strategies{response.CDICRI}, GDS: true, MOFED: true,
-			HasCDISpec: func(class string) bool { return class == "mofed" },
-		},
-		devices: []device.Device{gpu(0)},
-		want: &allocateResponse{
-			Envs:       env{"NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"},
-			CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/mofed=all"),
-		},
-	},
-	{
-		name: "no spec of GPUs, two strategies", from: "",
-		options: options{
-			Strategies: strategies{response.EnvVar, response.CDIAnnotations}, IMEXChannels: []int{0},
-			HasCDISpec: func(string) bool { return false },
-		},
-		devices: []device.Device{gpu(0)},
-		want:    &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_IMEX_CHANNELS": "0"}},
-	},
-	{
-		name: "IMEX channels", from: "updateResponseForImexChannelsEnvVar",
-		options: options{IMEXChannels: []int{0, 17}}, devices: []device.Device{gpu(0)},
-		want: &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_IMEX_CHANNELS": "0,17"}},
-	},
-	{
-		name: "IMEX channels by mounts", from: "updateResponseForDeviceMounts",
-		options: options{Strategies: strategies{response.VolumeMounts}, IMEXChannels: []int{0}},
-		devices: []device.Device{gpu(0)},
-		want: &allocateResponse{
-			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
-			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/GPU-0",
-				"/dev/null", "/var/run/nvidia-container-devices/imex/0"),
-		},
-	},
-	{
-		name: "MPS", from: "mps.go, updateReponse; cmd/mps-control-daemon/mps/root.go",
-		options: options{MPSRoot: "/run/nvidia/mps", Resource: "nvidia.com/gpu.shared"},
-		devices: []device.Device{gpu(0)},
-		want: &allocateResponse{
-			Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu.shared/pipe"},
-			Mounts: wantMounts("/run/nvidia/mps/nvidia.com/gpu.shared/pipe", "/mps/nvidia.com/gpu.shared/pipe",
-				"/run/nvidia/mps/shm", "/dev/shm"),
-		},
-	},
-	{
-		name: "MPS and volume-mounts", from: "getAllocateResponse: MPS comes first",
-		options: options{
-			MPSRoot: "/srv/mps/", Resource: "nvidia.com/gpu",
-			Strategies: strategies{response.VolumeMounts},
-		},
-		devices: []device.Device{gpu(0)},
-		want: &allocateResponse{
-			Envs: env{
-				"NVIDIA_VISIBLE_DEVICES":  "/var/run/nvidia-container-devices",
-				"CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe",
-			},
-			Mounts: wantMounts("/srv/mps/nvidia.com/gpu/pipe", "/mps/nvidia.com/gpu/pipe", "/srv/mps/shm", "/dev/shm",
-				"/dev/null", "/var/run/nvidia-container-devices/GPU-0"),
-		},
+		"MPS and volume-mounts", "getAllocateResponse: MPS comes first", "volume-mounts", "0",
+		`CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu/pipe
+			/srv/mps/nvidia.com/gpu/pipe:/mps/nvidia.com/gpu/pipe /srv/mps/shm:/dev/shm ` + byMounts + "GPU-0",
+		&options{MPSRoot: "/srv/mps/", Resource: "nvidia.com/gpu"},
 	},
 }
 
@@ -343,17 +242,24 @@ func withoutRandomSuffix(r *allocateResponse) *allocateResponse {
 func TestContainer(t *testing.T) {
 	for _, row := range responseCases {
 		t.Run(row.name, func(t *testing.T) {
-			before := slices.Clone(row.devices)
-			got := withoutRandomSuffix(row.options.ForContainer(row.devices))
-			if !proto.Equal(got, row.want) {
-				t.Errorf("response of %s: got\n%s\nwant\n%s", row.from, prototext.Format(got),
-					prototext.Format(row.want))
+			o := options{}
+			if row.options != nil {
+				o = *row.options
 			}
-			if !slices.EqualFunc(before, row.devices, func(a, b device.Device) bool { return a.ID == b.ID }) {
+			for strategy := range strings.FieldsSeq(row.strategies) {
+				o.Strategies = append(o.Strategies, response.DeviceListStrategy(strategy))
+			}
+			devices, want := parseDevices(row.devices), parseResponse(row.want)
+			before := slices.Clone(devices)
+			got := withoutRandomSuffix(o.ForContainer(devices))
+			if !proto.Equal(got, want) {
+				t.Errorf("response of %s: got\n%s\nwant\n%s", row.from, prototext.Format(got), prototext.Format(want))
+			}
+			if !slices.EqualFunc(before, devices, func(a, b device.Device) bool { return a.ID == b.ID }) {
 				t.Error("the argument was reordered")
 			}
-			slices.Reverse(row.devices)
-			if reversed := withoutRandomSuffix(row.options.ForContainer(row.devices)); !proto.Equal(reversed, got) {
+			slices.Reverse(devices)
+			if reversed := withoutRandomSuffix(o.ForContainer(devices)); !proto.Equal(reversed, got) {
 				t.Errorf("response to reversed devices: got\n%s", prototext.Format(reversed))
 			}
 		})
@@ -366,7 +272,7 @@ func TestAnnotationKeysDiffer(t *testing.T) {
 	form := regexp.MustCompile(`^cdi\.k8s\.io/nvidia-device-plugin_[A-Z2-7]{26,}$`)
 	seen := map[string]bool{}
 	for range 100 {
-		o := options{Strategies: strategies{response.CDIAnnotations}}
+		o := options{Strategies: []response.DeviceListStrategy{response.CDIAnnotations}}
 		for key := range o.ForContainer([]device.Device{gpu(0)}).Annotations {
 			if !form.MatchString(key) || seen[key] {
 				t.Errorf("got key %q, malformed or repeated", key)

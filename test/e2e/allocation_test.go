@@ -9,46 +9,34 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/test/e2e/node"
-)
+	"github.com/prometheus/common/model"
 
-const (
-	// honorLabelsJob is the scrape job that the README recommends.
-	honorLabelsJob = "podgauge"
-	// noHonorLabelsJob is the same job without honor_labels.
-	noHonorLabelsJob = "without-honor-labels"
+	"github.com/podgauge/podgauge/test/e2e/node"
+	"github.com/podgauge/podgauge/test/helpers/deviceplugin"
 )
 
 // TestAllocation checks the path from the device list and a pod's allocation to labels in Prometheus, with a kubelet that is not backdated.
 func TestAllocation(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
-	n := node.ForTest(ctx, t, node.Options{})
-	makeNodes(ctx, t, n)
+	n := newNode(t, node.Options{})
+	makeNodes(t, n)
 	d := newMachine(t, n).start(t, n, "--pass-device-specs")
-	d.waitUntilListening(ctx, t)
+	d.waitUntilListening(t)
 	var kubeletStart time.Time
-	took := measureRegistration(ctx, t, n, func() {
-		startKubelet(ctx, t, n)
+	took := measureRegistration(t, n, func() {
+		startKubelet(t, n)
 		kubeletStart = time.Now()
 	}, uuids(defaultGPUs)...)
 	measureDurations(t, "kubelet socket → registered", time.Second, took)
-	prometheus := startPrometheus(ctx, t, n)
+	prometheus := startPrometheus(t, n)
 
-	pod := podWithGPUs("train", 1)
-	runPod(ctx, t, n, pod)
-	gpuID := allocatedGPU(ctx, t, n, pod)
+	pod, _, gpuID := runPodWithGPU(t, n, "train")
 	owners := map[string]node.OwnerKey{gpuID: mainContainer(pod)}
-	s := d.nextScrape(ctx, t)
-	if err := s.checkOwners([]string{gpuID}, owners); err != nil {
+	if err := d.nextScrape(t).checkOwners([]string{gpuID}, owners); err != nil {
 		t.Errorf("first scrape after the pod's allocation: %v", err)
 	}
-	env, err := containerEnv(ctx, n, pod, "main")
-	if err != nil || env["NVIDIA_VISIBLE_DEVICES"] != gpuID {
-		t.Errorf("NVIDIA_VISIBLE_DEVICES: got %q (%v), want %q", env["NVIDIA_VISIBLE_DEVICES"], err, gpuID)
-	}
-	checkDeviceNodes(ctx, t, n, pod, indexOf(t, gpuID))
-	awaitWithin(ctx, t, 90*time.Second, "the other GPUs are exported as idle", func(ctx context.Context) error {
+	checkVisibleDevices(t, n, pod, gpuID)
+	checkDeviceNodes(t, n, pod, fmt.Sprintf("nvidia%d", indexOf(t, gpuID)), "nvidiactl")
+	awaitWithin(t, 90*time.Second, "the other GPUs are exported as idle", func(ctx context.Context) error {
 		s, err := d.scrape(ctx)
 		if err != nil {
 			return err
@@ -60,59 +48,47 @@ func TestAllocation(t *testing.T) {
 		return s.checkOwners(uuids(defaultGPUs), owners)
 	})
 	measureDurations(t, "kubelet and podgauge started → idle GPUs exported", 65*time.Second, time.Since(kubeletStart))
-	checkPrometheus(ctx, t, prometheus, owners)
-	checkWithoutHonorLabels(ctx, t, prometheus, gpuID, pod)
+	checkPrometheus(t, prometheus, owners)
 }
 
 // makeNodes creates the driver's device nodes.
-func makeNodes(ctx context.Context, t *testing.T, n *node.RealNode) {
+func makeNodes(t *testing.T, n *node.RealNode) {
 	t.Helper()
 	script := "mknod /dev/nvidiactl c 195 255\n"
 	for i := range defaultGPUs {
 		script += fmt.Sprintf("mknod /dev/nvidia%d c 195 %d\n", i, i)
 	}
-	if _, err := n.Shell(ctx, script); err != nil {
-		t.Fatal(err)
-	}
+	_, err := n.Shell(t.Context(), script)
+	must(t, err)
 }
 
-// checkDeviceNodes checks that a running container has the device nodes of its GPU and of the driver, and no others.
-func checkDeviceNodes(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, i int) {
+// checkDeviceNodes checks that a running container has exactly these device nodes of the driver, sorted.
+func checkDeviceNodes(t *testing.T, n *node.RealNode, pod node.StaticPod, want ...string) {
 	t.Helper()
-	pid, err := n.ContainerPID(ctx, pod, "main")
-	if err != nil {
-		t.Fatal(err)
+	dev := fmt.Sprintf("/proc/%d/root/dev", mainPID(t, n, pod))
+	got := []string{}
+	for _, pattern := range []string{"nvidia*[0-9l]", "nvidia-caps/*"} {
+		found, err := filepath.Glob(filepath.Join(dev, pattern))
+		must(t, err)
+		for _, path := range found {
+			name, err := filepath.Rel(dev, path)
+			must(t, err)
+			got = append(got, name)
+		}
 	}
-	dev := fmt.Sprintf("/proc/%d/root/dev/", pid)
-	got, err := filepath.Glob(dev + "nvidia*")
-	if want := []string{fmt.Sprintf("%snvidia%d", dev, i), dev + "nvidiactl"}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("device nodes of the container: got %q, %v, want %q", got, err, want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("device nodes of pod %s: got %q, want %q", pod.Name, got, want)
 	}
-}
-
-// startPrometheus starts a server with podgauge as its target. As with service discovery, the target's labels name podgauge's own pod.
-func startPrometheus(ctx context.Context, t *testing.T, n *node.RealNode) *node.PrometheusServer {
-	t.Helper()
-	target := scrapeTarget{
-		Job: honorLabelsJob, Address: fmt.Sprintf("127.0.0.1:%d", defaultPort), HonorLabels: true, Interval: 500 * time.Millisecond,
-		Labels: map[string]string{"namespace": "podgauge", "pod": "podgauge", "container": "podgauge"},
-	}
-	without := target
-	without.Job, without.HonorLabels = noHonorLabelsJob, false
-	prometheus, err := runPrometheus(ctx, n, target, without)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return prometheus
 }
 
 // checkPrometheus waits until Prometheus has the expected owners and checks that no other labels exist. Prometheus drops empty labels.
-func checkPrometheus(ctx context.Context, t *testing.T, p *node.PrometheusServer, owners map[string]node.OwnerKey) {
+func checkPrometheus(t *testing.T, p *node.PrometheusServer, owners map[string]node.OwnerKey) {
 	t.Helper()
-	await(ctx, t, "Prometheus has the expected owners", func(ctx context.Context) error {
+	await(t, "Prometheus has the expected owners", func(ctx context.Context) error {
 		wrong := []error{}
 		for _, family := range ownerFamilies {
-			samples, err := p.Query(ctx, fmt.Sprintf(`%s{job=%q}`, family, honorLabelsJob))
+			samples, err := p.Query(ctx, family)
 			if err != nil {
 				return err
 			}
@@ -120,110 +96,49 @@ func checkPrometheus(ctx context.Context, t *testing.T, p *node.PrometheusServer
 				wrong = append(wrong, fmt.Errorf("number of series %s: got %d, want %d", family, len(samples), defaultGPUs))
 			}
 			for _, sample := range samples {
-				if want := ownerLabels(owners[string(sample.Metric["uuid"])]); !hasLabels(labelsOf(sample.Metric), want) {
-					wrong = append(wrong, fmt.Errorf("labels: got %v, want %v", sample.Metric, want))
+				for name, want := range ownerLabels(owners[string(sample.Metric["uuid"])]) {
+					if got := string(sample.Metric[model.LabelName(name)]); got != want {
+						wrong = append(wrong, fmt.Errorf("label %s: got %v, want %q", name, sample.Metric, want))
+					}
 				}
 			}
 		}
 		return errors.Join(wrong...)
 	})
 	for _, never := range []string{
-		`{job=%q,exported_pod!=""}`, `{job=%q,exported_namespace!=""}`, `{job=%q,exported_container!=""}`,
-		`{job=%q,__name__=~"nvidia_gpu_.*",pod="podgauge"}`,
+		`{exported_pod!=""}`, `{exported_namespace!=""}`, `{exported_container!=""}`, `{__name__=~"nvidia_gpu_.*",pod="podgauge"}`,
 	} {
-		if found, err := p.Query(ctx, fmt.Sprintf(never, honorLabelsJob)); err != nil || len(found) > 0 {
+		if found, err := p.Query(t.Context(), never); err != nil || len(found) > 0 {
 			t.Errorf("query %s: got %v, %v, want no series", never, found, err)
 		}
 	}
 }
 
-// checkWithoutHonorLabels proves that checkPrometheus can fail: without honor_labels, all GPUs have podgauge's own pod as their owner.
-func checkWithoutHonorLabels(ctx context.Context, t *testing.T, p *node.PrometheusServer, gpuID string, pod node.StaticPod) {
-	t.Helper()
-	await(ctx, t, "all series have the label of podgauge's own pod", func(ctx context.Context) error {
-		samples, err := p.Query(ctx, fmt.Sprintf(`nvidia_gpu_healthy{job=%q}`, noHonorLabelsJob))
-		if err != nil || len(samples) != defaultGPUs {
-			return fmt.Errorf("series: got %v, %w", samples, err)
-		}
-		for _, sample := range samples {
-			labels, exported := labelsOf(sample.Metric), ""
-			if labels["uuid"] == gpuID {
-				exported = pod.FullName()
-			}
-			if labels["pod"] != "podgauge" || labels["exported_pod"] != exported {
-				return fmt.Errorf("labels: got %v, want pod podgauge, exported_pod %q", labels, exported)
-			}
-		}
-		return nil
-	})
-}
-
 // TestSharedDevices checks the metrics beside another device plugin that lists replicas, such as NVIDIA's with time-slicing.
 func TestSharedDevices(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
 	const shared = "nvidia.com/gpu.shared"
-	n := node.ForTest(ctx, t, node.Options{})
-	startKubelet(ctx, t, n)
-	backdateKubelet(t, n)
-	replicas := []string{uuid(3) + "::0", uuid(3) + "::1"}
-	serveDeviceIDs(ctx, t, n, "shared.sock", shared, replicas...)
-	await(ctx, t, "the replicas are allocatable", func(ctx context.Context) error {
-		if ids, err := n.Allocatable(ctx, shared); err != nil || !slices.Equal(ids, replicas) {
-			return fmt.Errorf("allocatable replicas: got %q, %w", ids, err)
-		}
-		return nil
-	})
+	n := startNode(t, node.Options{})
+	replicas := replicaIDs(uuid(3), 2)
+	servePlugin(t, n, "shared.sock", shared, deviceplugin.Healthy(replicas...)...)
+	waitForResources(t, n, idsByResource{shared: replicas})
 	d := newMachine(t, n).start(t, n, "--device-plugin=false")
-	d.waitUntilListening(ctx, t)
-	prometheus := startPrometheus(ctx, t, n)
+	d.waitUntilListening(t)
 
-	pods := []node.StaticPod{}
-	for _, name := range []string{"left", "right"} {
-		pod := node.StaticPod{Name: name, Containers: []node.StaticContainer{{Name: "main", Limits: map[string]int{shared: 1}}}}
-		runPod(ctx, t, n, pod)
-		pods = append(pods, pod)
+	left, right := podWithResource("left", shared, 1), podWithResource("right", shared, 1)
+	runPod(t, n, left)
+	runPod(t, n, right)
+	owners := waitForOwners(t, n, left, right)
+	s := d.nextScrape(t)
+	wrong := []error{
+		s.wantValue(1, "nvidia_gpu_allocated", seriesLabels{"uuid": uuid(3)}), s.wantValue(0, "nvidia_gpu_allocated", seriesLabels{"uuid": uuid(4)}),
+		s.checkNoOwnerExceptInfo(),
 	}
-	var owners map[string]node.OwnerKey
-	await(ctx, t, "List has both pods", func(ctx context.Context) (err error) {
-		if owners, err = n.Owners(ctx, shared); err != nil || len(owners) != len(pods) {
-			return fmt.Errorf("owners: got %v, %w", owners, err)
-		}
-		return nil
-	})
-	s := d.nextScrape(ctx, t)
 	for id, owner := range owners {
 		labels := ownerLabels(owner)
 		labels["uuid"], labels["device_id"], labels["resource"], labels["mig_uuid"] = uuid(3), id, shared, ""
-		if err := s.wantValue(1, "nvidia_gpu_allocation_info", labels); err != nil {
-			t.Error(err)
-		}
+		wrong = append(wrong, s.wantValue(1, "nvidia_gpu_allocation_info", labels))
 	}
-	for _, i := range []int{3, 4} { // a shared and an idle GPU
-		for _, family := range ownerFamilies {
-			found := findSamples(s.series[family], seriesLabels{"uuid": uuid(i)})
-			if len(found) != 1 {
-				t.Fatalf("number of series %s of GPU %d: got %d, want 1", family, i, len(found))
-			}
-			if err := checkOwnerLabels(found[0], node.OwnerKey{}); err != nil {
-				t.Errorf("%s of GPU %d: %v", family, i, err)
-			}
-		}
-		want := map[int]float64{3: 1, 4: 0}[i]
-		if err := s.wantValue(want, "nvidia_gpu_allocated", seriesLabels{"uuid": uuid(i)}); err != nil {
-			t.Error(err)
-		}
-	}
-	checkPrometheus(ctx, t, prometheus, nil)
-	await(ctx, t, "Prometheus has both owners", func(ctx context.Context) error {
-		for _, pod := range pods {
-			found, err := prometheus.Query(ctx, fmt.Sprintf(`nvidia_gpu_allocation_info{job=%q,pod=%q,uuid=%q}`, honorLabelsJob, pod.FullName(), uuid(3)))
-			if err != nil || len(found) != 1 {
-				return fmt.Errorf("series of pod %s: got %v, %w", pod.Name, found, err)
-			}
-		}
-		return nil
-	})
+	expect(t, errors.Join(wrong...))
 	if sockets := d.sockets(t); len(sockets) > 0 {
 		t.Errorf("sockets without a device plugin: got %q, want none", sockets)
 	}

@@ -41,11 +41,9 @@ type (
 	}
 	// apiDevice is the state of a device.
 	apiDevice struct {
-		Device, Health, Reason, Action string
-		Allocation                     string
-		Healthy                        bool
-		Flaps                          int
-		Containers                     []struct{ Namespace, Pod, Container string } `json:"owners"`
+		Device, Health, Reason string
+		Healthy                bool
+		Containers             []struct{ Namespace, Pod, Container string } `json:"owners"`
 	}
 )
 
@@ -96,9 +94,9 @@ func (d *podgaugeProcess) incidents(ctx context.Context, filters ...string) ([]a
 }
 
 // waitForIncident waits until a device has exactly one incident with this reason, and check accepts it. It returns the incident.
-func (d *podgaugeProcess) waitForIncident(ctx context.Context, t *testing.T, id, reason string, check func(apiIncident) error) (found apiIncident) {
+func (d *podgaugeProcess) waitForIncident(t *testing.T, id, reason string, check func(apiIncident) error) (found apiIncident) {
 	t.Helper()
-	await(ctx, t, fmt.Sprintf("incident %s of %s is as expected", reason, id), func(ctx context.Context) error {
+	await(t, fmt.Sprintf("incident %s of %s is as expected", reason, id), func(ctx context.Context) error {
 		all, err := d.incidents(ctx, "device", id, "reason", reason)
 		if err != nil {
 			return err
@@ -110,6 +108,18 @@ func (d *podgaugeProcess) waitForIncident(ctx context.Context, t *testing.T, id,
 		return check(found)
 	})
 	return found
+}
+
+// waitForOwner waits until podgauge's API reports this container as the only owner of a device.
+func (d *podgaugeProcess) waitForOwner(t *testing.T, id string, owner node.OwnerKey) {
+	t.Helper()
+	await(t, "the owner of "+id+" is reported", func(ctx context.Context) error {
+		s, err := d.device(ctx, id)
+		if err == nil && (len(s.Containers) != 1 || node.OwnerKey(s.Containers[0]) != owner) {
+			err = fmt.Errorf("device: got %+v, want owner %+v", s, owner)
+		}
+		return err
+	})
 }
 
 // affectsOnly returns an error unless this container is the only affected container of the incident.
@@ -134,24 +144,4 @@ func (d *podgaugeProcess) checkIncidentUnchanged(ctx context.Context, before api
 		err = fmt.Errorf("incidents: got %+v, want %+v", all, before)
 	}
 	return err
-}
-
-// podgaugeOutput runs podgauge with arguments in the node, as kubectl exec would in podgauge's pod, and returns the output.
-func podgaugeOutput(ctx context.Context, t *testing.T, n *node.RealNode, args ...string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
-	defer cancel()
-	p, err := n.Exec("podgauge-"+args[0], append([]string{commandLine(t)[0]}, args...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	state, err := p.Wait(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := p.Output()
-	if err != nil || !state.Success() {
-		t.Fatalf("podgauge %s: %s: %v\n%s", args, state, err, out)
-	}
-	return out
 }

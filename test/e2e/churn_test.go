@@ -29,19 +29,20 @@ func TestChurn(t *testing.T) {
 	if err != nil {
 		t.Fatalf("PODGAUGE_CHURN: %v", err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute+time.Duration(transitions)*500*time.Millisecond)
-	defer cancel()
-	n := node.ForTest(ctx, t, node.Options{})
-	startKubelet(ctx, t, n)
-	backdateKubelet(t, n)
+	if node.Tolerance() > 4 {
+		t.Skip("this machine is too slow: the kubelet responds later than podgauge's limit of a second")
+	}
+	n := startNode(t, node.Options{})
 	c := &churnNode{n: n, countersStarted: time.Now().Truncate(time.Microsecond), deletedPods: map[string]bool{}}
 	m := newMachine(t, n, fmt.Sprintf("epoch %d.%06d", c.countersStarted.Unix(), c.countersStarted.Nanosecond()/1000))
 	for i := range defaultGPUs {
-		m.setLines(t, fmt.Sprintf("gpu %d energy 0+%d/s", i, c.milliwatts(i)))
+		must(t, m.Set(fmt.Sprintf("gpu %d energy 0+%d/s", i, c.milliwatts(i))))
 	}
 	c.daemon = m.start(t, n)
-	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
+	waitForAllocatable(t, n, uuids(defaultGPUs)...)
 
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute+time.Duration(transitions)*500*time.Millisecond)
+	defer cancel()
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	begin := time.Now()
@@ -50,18 +51,14 @@ func TestChurn(t *testing.T) {
 		GPUsPerPod: []int{1, 1, 1, 1, 2, 2}, Seed: seed,
 	})
 	c.close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	end := time.Now()
 	v := churn.Verify(churn.GroundTruth{Allocations: record.Allocations(end), Outages: record.Outages(end), EnergyAt: c.energyAt}, snapshots)
 	for _, f := range v.Measurements() {
 		printMeasurement(t, f.Name, f.Value)
 	}
 	printMeasurement(t, "transitions a second", fmt.Sprintf("%.1f", float64(v.Transitions)/end.Sub(begin).Seconds()))
-	if err := v.Err(); err != nil {
-		t.Error(err)
-	}
+	expect(t, v.Err())
 	if v.Transitions < transitions {
 		t.Errorf("transitions: got %d, want at least %d", v.Transitions, transitions)
 	}

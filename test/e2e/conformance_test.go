@@ -3,105 +3,51 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"net"
-	"net/rpc"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/test/e2e/node"
+	"github.com/podgauge/podgauge/test/kubelet/conformance"
 )
 
-// TestConformance runs the cases of test/kubelet/conformance with a real kubelet. If a case fails, internal/sim/kubelet is wrong.
-// PODGAUGE_CASE selects cases as -run does.
+// TestConformance runs the cases of test/kubelet/conformance with a real
+// kubelet. If a case fails, internal/sim/kubelet is wrong.
 func TestConformance(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	defer cancel()
-	n := node.ForTest(ctx, t, node.Options{})
-	startKubelet(ctx, t, n)
-	server := rpc.NewServer()
-	if err := server.RegisterName("Kubelet", &servedKubelet{ctx, n}); err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.Listen("unix", n.Path("kubelet.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	go func() { // ends with go test, or with the listener
-		if conn, err := listener.Accept(); err == nil {
-			server.ServeConn(conn)
-		}
-	}()
-	cases := exec.CommandContext(ctx, "go", "test", "-count=1", "-v", "-run=TestRealKubelet/"+os.Getenv("PODGAUGE_CASE"), "./test/kubelet/conformance")
-	cases.Dir, cases.Env = "../..", append(os.Environ(), "PODGAUGE_KUBELET="+listener.Addr().String())
-	out, err := cases.CombinedOutput()
-	t.Logf("%s", out)
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestRealKubelet (") {
-		t.Error(err)
-	}
+	conformance.Run(t, realKubelet{startNode(t, node.Options{})})
 }
 
-// servedKubelet exports the node to the cases, with methods for net/rpc.
-type servedKubelet struct {
-	ctx context.Context
-	n   *node.RealNode
-}
+// realKubelet implements conformance.Kubelet.
+type realKubelet struct{ n *node.RealNode }
 
-// KubeletRequest is realKubeletRequest in test/kubelet/conformance. The package net/rpc requires an exported type.
-type KubeletRequest struct {
-	Pod       kubelet.PodSpec
-	Container string
-	Signal    syscall.Signal
-	Deadline  time.Time // zero: none
-}
-
-func (k *servedKubelet) until(deadline time.Time) (context.Context, context.CancelFunc) {
-	if deadline.IsZero() {
-		return k.ctx, func() {}
-	}
-	return context.WithDeadline(k.ctx, deadline)
-}
-
-func (k *servedKubelet) Dir(_ KubeletRequest, dir *string) error {
-	*dir = k.n.KubeletDir()
-	return nil
-}
+func (k realKubelet) Dir() string { return k.n.KubeletDir() }
 
 // Version returns the newest simulated version for newer kubelets.
-func (k *servedKubelet) Version(_ KubeletRequest, version *kubelet.Version) error {
-	if *version = kubelet.V137; strings.HasPrefix(k.n.KubeletVersion, "v1.36.") {
-		*version = kubelet.V136
+func (k realKubelet) Version() kubelet.Version {
+	if strings.HasPrefix(k.n.KubeletVersion, "v1.36.") {
+		return kubelet.V136
 	}
-	return nil
+	return kubelet.V137
 }
 
-func (k *servedKubelet) RunPod(r KubeletRequest, status *kubelet.PodStatus) error {
-	ctx, cancel := k.until(r.Deadline)
-	defer cancel()
-	real, err := k.n.RunPod(ctx, toStaticPod(r.Pod))
-	*status = toSimStatus(real)
-	return err
+func (k realKubelet) RunPod(ctx context.Context, p kubelet.PodSpec) (kubelet.PodStatus, error) {
+	status, err := k.n.RunPod(ctx, toStaticPod(p))
+	return toSimStatus(status), err
 }
 
-func (k *servedKubelet) Pod(r KubeletRequest, status *kubelet.PodStatus) error {
-	real, err := k.n.Pod(k.ctx, toStaticPod(r.Pod))
-	*status = toSimStatus(real)
-	return err
+func (k realKubelet) Pod(ctx context.Context, p kubelet.PodSpec) (kubelet.PodStatus, error) {
+	status, err := k.n.Pod(ctx, toStaticPod(p))
+	return toSimStatus(status), err
 }
 
 // EndPod sends SIGTERM: testcmd exits 0, once it handles signals.
-func (k *servedKubelet) EndPod(r KubeletRequest, _ *bool) error {
-	ctx, cancel := k.until(r.Deadline)
-	defer cancel()
-	for _, c := range r.Pod.Containers {
+func (k realKubelet) EndPod(ctx context.Context, p kubelet.PodSpec) error {
+	for _, c := range p.Containers {
 		if err := node.Until(ctx, "the container handles signals", func(ctx context.Context) error {
-			pid, err := k.n.ContainerPID(ctx, toStaticPod(r.Pod), c.Name)
+			pid, err := k.n.ContainerPID(ctx, toStaticPod(p), c.Name)
 			if err != nil {
 				return err
 			}
@@ -113,15 +59,15 @@ func (k *servedKubelet) EndPod(r KubeletRequest, _ *bool) error {
 		}); err != nil {
 			return err
 		}
-		if err := k.kill(r.Pod, c.Name, syscall.SIGTERM); err != nil {
+		if err := k.kill(ctx, p, c.Name, syscall.SIGTERM); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (k *servedKubelet) kill(p kubelet.PodSpec, container string, signal syscall.Signal) error {
-	pid, err := k.n.ContainerPID(k.ctx, toStaticPod(p), container)
+func (k realKubelet) kill(ctx context.Context, p kubelet.PodSpec, container string, signal syscall.Signal) error {
+	pid, err := k.n.ContainerPID(ctx, toStaticPod(p), container)
 	if err != nil {
 		return err
 	}
@@ -131,22 +77,20 @@ func (k *servedKubelet) kill(p kubelet.PodSpec, container string, signal syscall
 	return nil
 }
 
-func (k *servedKubelet) RemovePod(r KubeletRequest, _ *bool) error {
-	return k.n.DeletePod(toStaticPod(r.Pod))
+func (k realKubelet) RemovePod(_ context.Context, p kubelet.PodSpec) error {
+	return k.n.DeletePod(toStaticPod(p))
 }
 
-func (k *servedKubelet) RestartContainer(r KubeletRequest, _ *bool) error {
-	ctx, cancel := k.until(r.Deadline)
-	defer cancel()
-	before, err := k.container(ctx, r)
+func (k realKubelet) RestartContainer(ctx context.Context, p kubelet.PodSpec, container string) error {
+	before, err := k.container(ctx, p, container)
 	if err != nil {
 		return err
 	}
-	if err := k.kill(r.Pod, r.Container, syscall.SIGKILL); err != nil {
+	if err := k.kill(ctx, p, container, syscall.SIGKILL); err != nil {
 		return err
 	}
 	return node.Until(ctx, "the container runs again", func(ctx context.Context) error {
-		now, err := k.container(ctx, r)
+		now, err := k.container(ctx, p, container)
 		if err != nil || now.State != "running" || now.Restarts == before.Restarts {
 			return fmt.Errorf("container status: got %+v, %w", now, err)
 		}
@@ -154,21 +98,19 @@ func (k *servedKubelet) RestartContainer(r KubeletRequest, _ *bool) error {
 	})
 }
 
-func (k *servedKubelet) container(ctx context.Context, r KubeletRequest) (node.StaticContainerStatus, error) {
-	status, err := k.n.Pod(ctx, toStaticPod(r.Pod))
+func (k realKubelet) container(ctx context.Context, p kubelet.PodSpec, name string) (node.StaticContainerStatus, error) {
+	status, err := k.n.Pod(ctx, toStaticPod(p))
 	if err != nil {
 		return node.StaticContainerStatus{}, err
 	}
-	return status.Container(r.Container)
+	return status.Container(name)
 }
 
-func (k *servedKubelet) Stop(r KubeletRequest, _ *bool) error {
-	return k.n.StopKubelet(k.ctx, r.Signal)
-}
-
-func (k *servedKubelet) Start(r KubeletRequest, _ *bool) error {
-	ctx, cancel := k.until(r.Deadline)
-	defer cancel()
+func (k realKubelet) Restart(ctx context.Context, signal syscall.Signal, whileDown func()) error {
+	if err := k.n.StopKubelet(ctx, signal); err != nil {
+		return err
+	}
+	whileDown()
 	_, err := k.n.StartKubelet(ctx)
 	return err
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -16,75 +15,76 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/podgauge/podgauge/test/e2e/node"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
-// pidInside returns the id of a process in the node's pid namespace, as in the node's driver.
-func pidInside(t *testing.T, pid int) int {
+// processStatus returns a field of /proc/PID/status.
+func processStatus(t *testing.T, pid int, field string) string {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for line := range strings.Lines(string(b)) {
-		// NSpid: ids in the namespaces of the machine, the node and the container.
-		if ids := strings.Fields(line); len(ids) > 2 && ids[0] == "NSpid:" {
-			inside, err := strconv.Atoi(ids[2])
-			if err != nil {
-				t.Fatal(err)
-			}
-			return inside
+		if value, found := strings.CutPrefix(line, field+":"); found {
+			return strings.TrimSpace(value)
 		}
 	}
-	t.Fatalf("process %d is not in the node's pid namespace", pid)
-	return 0
+	t.Fatalf("process status: got no %s: %s", field, b)
+	return ""
 }
 
-// containerEnv returns the environment of a running container's first process, from /proc.
-func containerEnv(ctx context.Context, n *node.RealNode, p node.StaticPod, container string) (map[string]string, error) {
-	pid, err := n.ContainerPID(ctx, p, container)
-	if err != nil {
-		return nil, err
-	}
-	var b []byte
-	err = node.Until(ctx, "the container's program runs", func(context.Context) (err error) {
+// pidInside returns the id of a process in the node's pid namespace, as in the node's driver.
+func pidInside(t *testing.T, n *node.RealNode, pid int) int {
+	t.Helper()
+	inside, err := n.PIDInside(pid)
+	must(t, err)
+	return inside
+}
+
+// allowedCPUs returns the numbers and ranges of the CPUs that a running container may use.
+func allowedCPUs(t *testing.T, n *node.RealNode, pod node.StaticPod) []string {
+	t.Helper()
+	return strings.Split(processStatus(t, mainPID(t, n, pod), "Cpus_allowed_list"), ",")
+}
+
+// mainPID returns the machine's id of the first process of a pod's running container "main".
+func mainPID(t *testing.T, n *node.RealNode, p node.StaticPod) int {
+	t.Helper()
+	pid, err := n.ContainerPID(t.Context(), p, "main")
+	must(t, err)
+	return pid
+}
+
+// checkVisibleDevices checks the environment variable of NVIDIA's container runtime.
+func checkVisibleDevices(t *testing.T, n *node.RealNode, p node.StaticPod, want string) {
+	t.Helper()
+	pid := mainPID(t, n, p)
+	var environ []byte
+	await(t, "the container's program runs", func(context.Context) (err error) {
 		// The runtime reports the start shortly before runc executes the program.
 		if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || bytes.HasPrefix(comm, []byte("runc:")) {
 			return fmt.Errorf("process is %q: %w", comm, err)
 		}
-		b, err = os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err == nil && len(b) == 0 { // during exec
+		environ, err = os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err == nil && len(environ) == 0 { // during exec
 			err = errors.New("environment is empty")
 		}
 		return err
 	})
-	if err != nil {
-		return nil, err
+	if !bytes.Contains(append([]byte{0}, environ...), []byte("\x00NVIDIA_VISIBLE_DEVICES="+want+"\x00")) {
+		t.Errorf("environment of pod %s: got %q, want NVIDIA_VISIBLE_DEVICES=%s", p.Name, environ, want)
 	}
-	env := map[string]string{}
-	for variable := range bytes.SplitSeq(bytes.TrimRight(b, "\x00"), []byte{0}) {
-		name, value, _ := strings.Cut(string(variable), "=")
-		env[name] = value
-	}
-	return env, nil
 }
 
-// containerMounts returns the mount points of a running container.
-func containerMounts(ctx context.Context, n *node.RealNode, p node.StaticPod, container string) ([]string, error) {
-	pid, err := n.ContainerPID(ctx, p, container)
-	if err != nil {
-		return nil, err
-	}
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
-	if err != nil {
-		return nil, err
-	}
-	paths := []string{}
-	for line := range strings.Lines(string(b)) {
+// containerMounts returns the mount points of a pod's running container "main".
+func containerMounts(t *testing.T, n *node.RealNode, p node.StaticPod) (paths []string) {
+	t.Helper()
+	b := testfile.Read(t, fmt.Sprintf("/proc/%d/mountinfo", mainPID(t, n, p)))
+	for line := range strings.Lines(b) {
 		if fields := strings.Fields(line); len(fields) > 4 { // the mount point is the fifth field
 			paths = append(paths, fields[4])
 		}
 	}
-	return paths, nil
+	return paths
 }
 
 // containerLog returns the output of a container including all restarts, also after its end.
@@ -108,24 +108,17 @@ func containerLog(n *node.RealNode, p node.StaticPod, container string) (string,
 	return out.String(), nil
 }
 
-// containerAnnotations returns the kubelet's annotations of a container, from containerd.
-func containerAnnotations(ctx context.Context, n *node.RealNode, p node.StaticPod, container string) (map[string]string, error) {
-	pod, err := n.Pod(ctx, p)
-	if err != nil {
-		return nil, err
-	}
-	c, err := pod.Container(container)
-	if err != nil {
-		return nil, err
-	}
+// containerAnnotations returns the kubelet's annotations of a pod's container "main", from containerd.
+func containerAnnotations(t *testing.T, n *node.RealNode, p node.StaticPod) map[string]string {
+	t.Helper()
+	pod, err := n.Pod(t.Context(), p)
+	must(t, err)
+	c, err := pod.Container("main")
+	must(t, err)
 	conn, err := grpc.NewClient("unix:"+n.RuntimeSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return nil, err
-	}
+	must(t, err)
 	defer conn.Close()
-	response, err := cri.NewRuntimeServiceClient(conn).ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.ID})
-	if err != nil {
-		return nil, fmt.Errorf("query containerd: %w", err)
-	}
-	return response.GetStatus().GetAnnotations(), nil
+	response, err := cri.NewRuntimeServiceClient(conn).ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: c.ID})
+	must(t, err)
+	return response.GetStatus().GetAnnotations()
 }

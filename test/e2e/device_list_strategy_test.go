@@ -8,10 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/podgauge/podgauge/test/e2e/node"
-	"github.com/podgauge/podgauge/test/e2e/programs"
 )
 
 const (
@@ -23,47 +21,24 @@ const (
 	driverVersion = "580.95.05"
 )
 
-// TestDeviceListStrategies checks a container's environment, mounts and device nodes for each strategy. Only containerd 2 supports CDI.
+// TestDeviceListStrategies checks a container's environment, mounts and device nodes for each strategy.
 func TestDeviceListStrategies(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	n := node.ForTest(ctx, t, node.Options{Containerd2: true})
-	makeNodes(ctx, t, n)
-	startKubelet(ctx, t, n)
+	n := startNode(t, node.Options{})
+	makeNodes(t, n)
 	m := newMachine(t, n)
 	driver := installDriver(t, n)
 	for _, s := range []listStrategy{
-		{list: "envvar", wantVariable: true},
-		{list: "volume-mounts", wantMounts: true},
-		{list: "cdi-annotations", wantAnnotations: true, wantEdits: true},
-		{list: "cdi-cri", wantEdits: true},
-		{list: "envvar,volume-mounts", wantVariable: true, wantMounts: true},
-		{list: "volume-mounts,cdi-cri", wantMounts: true, wantEdits: true},
+		{list: "envvar", wantVariable: "@IDS@"},
+		{list: "volume-mounts", wantVariable: visibleDevicesDir, wantMounts: true},
+		// A CDI spec disables NVIDIA's runtime for the container.
+		{list: "cdi-annotations", wantVariable: "void", wantAnnotations: true, wantEdits: true},
+		{list: "cdi-cri", wantVariable: "void", wantEdits: true},
+		{list: "envvar,volume-mounts", wantVariable: visibleDevicesDir, wantMounts: true},
+		{list: "volume-mounts,cdi-cri", wantVariable: "void", wantMounts: true, wantEdits: true},
 	} {
-		t.Run(s.list, func(t *testing.T) { s.test(ctx, t, n, m, driver) })
+		t.Run(s.list, func(t *testing.T) { s.test(t, n, m, driver) })
 	}
-	t.Run("cdi-cri of MIG devices", func(t *testing.T) { cdiMIGDevice(ctx, t, n, m, driver) })
-	t.Logf("containerd %s", programs.Containerd.Version)
-}
-
-// cdiMIGDevice allocates a MIG device by CDI and checks the device nodes: of the GPU, the GPU instance and the compute instance.
-func cdiMIGDevice(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, driver driverInstallation) {
-	makeCapabilities(ctx, t, n)
-	all := newMIGDevices(7, "3g.40gb", "1g.10gb")
-	m.setLines(t, scenarioLines(all)...)
-	d := m.start(t, n, append(driver.flags(), "--device-list-strategy=cdi-cri", "--mig-strategy=mixed")...)
-	large, small := migUUIDs(all, "3g.40gb"), migUUIDs(all, "1g.10gb")
-	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(7), largeMIGResource: large, smallMIGResource: small})
-	if err := checkReady(ctx, d); err != nil {
-		t.Fatal(err)
-	}
-	pod := podWithResource("mig-device", smallMIGResource, 1)
-	runPod(ctx, t, n, pod)
-	waitForDevices(ctx, t, n, pod)
-	checkCapabilities(ctx, t, n, pod, all[1])
-	removePod(ctx, t, n, pod)
-	d.stop(t)
-	waitForResources(ctx, t, n, idsByResource{})
+	t.Run("cdi-cri of MIG devices", func(t *testing.T) { cdiMIGDevice(t, n, m, driver) })
 }
 
 // driverInstallation is a driver's library below a root, and a CDI hook that writes its arguments to hookOutput.
@@ -71,150 +46,111 @@ type driverInstallation struct{ root, library, hook, hookOutput string }
 
 func installDriver(t *testing.T, n *node.RealNode) driverInstallation {
 	t.Helper()
-	d := driverInstallation{root: filepath.Join(n.Logs, "driver"), library: "/usr/lib64/libcuda.so." + driverVersion}
-	d.hook, d.hookOutput = filepath.Join(d.root, "hook"), filepath.Join(n.Logs, "hooks.log")
-	for path, content := range map[string]string{
-		filepath.Join(d.root, d.library): "",
-		d.hook:                           fmt.Sprintf("#!/bin/sh\necho \"$@\" >>%s\n", d.hookOutput),
-	} {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
-			t.Fatal(err)
-		}
+	root := filepath.Join(n.Logs, "driver")
+	d := driverInstallation{
+		root: root, library: "/usr/lib64/libcuda.so." + driverVersion,
+		hook: filepath.Join(root, "hook"), hookOutput: filepath.Join(n.Logs, "hooks.log"),
 	}
+	must(t, os.MkdirAll(filepath.Join(root, filepath.Dir(d.library)), 0o755))
+	must(t, os.WriteFile(filepath.Join(root, d.library), nil, 0o755))
+	must(t, os.WriteFile(d.hook, fmt.Appendf(nil, "#!/bin/sh\necho \"$@\" >>%s\n", d.hookOutput), 0o755))
 	return d
 }
 
 // flags returns podgauge's flags for the location of the driver and the hook.
-func (d driverInstallation) flags() []string {
-	return []string{"--driver-root=" + d.root, "--dev-root=/", "--nvidia-cdi-hook-path=" + d.hook}
+func (d driverInstallation) flags(strategy string) []string {
+	return []string{"--driver-root=" + d.root, "--dev-root=/", "--nvidia-cdi-hook-path=" + d.hook, "--device-list-strategy=" + strategy}
 }
 
 // listStrategy is a --device-list-strategy and its expected effects.
 type listStrategy struct {
-	list                                                 string
-	wantVariable, wantMounts, wantAnnotations, wantEdits bool
+	list                                   string
+	wantVariable                           string // @IDS@ are the ids of the devices
+	wantMounts, wantAnnotations, wantEdits bool
 }
 
-func (s listStrategy) test(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, driver driverInstallation) {
-	d := m.start(t, n, append(driver.flags(), "--device-list-strategy="+s.list)...)
-	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(defaultGPUs)})
-	if err := checkReady(ctx, d); err != nil { // ready after the CDI specs are written
-		t.Fatal(err)
-	}
-	if s.wantEdits { // podgauge restores deleted specs
-		if _, err := n.Shell(ctx, "rm /var/run/cdi/*"); err != nil {
-			t.Fatal(err)
-		}
-		await(ctx, t, "the CDI spec is restored", func(ctx context.Context) error {
+func (s listStrategy) test(t *testing.T, n *node.RealNode, m *simulatedMachine, driver driverInstallation) {
+	d := m.start(t, n, driver.flags(s.list)...)
+	waitForAllocatable(t, n, uuids(defaultGPUs)...)
+	d.waitUntilReady(t) // after the CDI specs are written
+	if s.wantEdits {    // podgauge restores deleted specs
+		_, err := n.Shell(t.Context(), "rm /var/run/cdi/*")
+		must(t, err)
+		await(t, "the CDI spec is restored", func(ctx context.Context) error {
 			_, err := n.Shell(ctx, "ls /var/run/cdi/*.json")
 			return err
 		})
 	}
-	pod := podWithResource(strings.ReplaceAll(s.list, ",", "-and-"), gpuResource, 2)
-	runPod(ctx, t, n, pod)
-	ids := waitForDevices(ctx, t, n, pod)
-	s.checkVariable(ctx, t, n, pod, ids)
-	s.checkMounts(ctx, t, n, pod, ids)
-	s.checkAnnotation(ctx, t, n, pod, ids)
-	s.checkEdits(ctx, t, n, pod, ids, driver)
-	removePod(ctx, t, n, pod)
+	pod := podWithGPUs(strings.ReplaceAll(s.list, ",", "-and-"), 2)
+	runPod(t, n, pod)
+	ids := waitForDevices(t, n, pod)
+	checkVisibleDevices(t, n, pod, strings.ReplaceAll(s.wantVariable, "@IDS@", strings.Join(ids, ",")))
+	s.checkMounts(t, n, pod, ids)
+	s.checkAnnotation(t, n, pod, ids)
+	s.checkEdits(t, n, pod, ids, driver)
+	removePod(t, n, pod)
 	d.stop(t)
-	waitForResources(ctx, t, n, idsByResource{})
+	waitForAllocatable(t, n)
 	// Specs are kept for restarts of containers. The next podgauge process removes specs that its strategy does not need.
-	if out, err := n.Shell(ctx, "ls -A /var/run/cdi 2>/dev/null || true"); err != nil || (out != "") != s.wantEdits {
+	if out, err := n.Shell(t.Context(), "ls -A /var/run/cdi 2>/dev/null || true"); err != nil || (out != "") != s.wantEdits {
 		t.Errorf("CDI specs after strategy %s: got %q, %v, want specs: %t", s.list, out, err, s.wantEdits)
 	}
 }
 
-func (s listStrategy) checkVariable(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
+// checkMounts checks the mounts that name devices, and the driver's library, which a CDI spec mounts.
+func (s listStrategy) checkMounts(t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
 	t.Helper()
-	switch {
-	case s.wantEdits: // the spec disables NVIDIA's runtime for the container
-		checkVisibleDevices(ctx, t, n, pod, "void")
-	case s.wantMounts:
-		checkVisibleDevices(ctx, t, n, pod, visibleDevicesDir)
-	case s.wantVariable:
-		checkVisibleDevices(ctx, t, n, pod, strings.Join(ids, ","))
-	}
-}
-
-func (s listStrategy) checkMounts(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
-	t.Helper()
-	mounts, err := containerMounts(ctx, n, pod, "main")
-	got := slices.DeleteFunc(mounts, func(path string) bool { return !strings.HasPrefix(path, visibleDevicesDir) })
-	want := []string{}
-	for _, id := range ids {
-		if s.wantMounts {
-			want = append(want, filepath.Join(visibleDevicesDir, id))
+	mounts := containerMounts(t, n, pod)
+	for _, id := range uuids(defaultGPUs) {
+		if got, want := slices.Contains(mounts, filepath.Join(visibleDevicesDir, id)), s.wantMounts && slices.Contains(ids, id); got != want {
+			t.Errorf("mount of %s: got %t, want %t", id, got, want)
 		}
 	}
-	slices.Sort(got)
-	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("mounts: got %q, %v, want %q", got, err, want)
+	if got := slices.Contains(mounts, "/usr/lib64/libcuda.so."+driverVersion); got != s.wantEdits {
+		t.Errorf("mounts: got %q, want the driver's library: %t", mounts, s.wantEdits)
 	}
 }
 
-func (s listStrategy) checkAnnotation(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
+func (s listStrategy) checkAnnotation(t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
 	t.Helper()
-	annotations, err := containerAnnotations(ctx, n, pod, "main")
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := []string{}
-	for key, value := range annotations {
+	got, want := []string{}, []string{}
+	for key, value := range containerAnnotations(t, n, pod) {
 		if strings.HasPrefix(key, "cdi.k8s.io/nvidia-device-plugin_") {
 			got = append(got, value)
 		}
 	}
-	want := []string{}
 	if s.wantAnnotations {
-		names := []string{}
-		for _, id := range ids {
-			names = append(names, cdiKind+"="+id)
-		}
-		want = append(want, strings.Join(names, ","))
+		want = append(want, fmt.Sprintf("%[1]s=%[2]s,%[1]s=%[3]s", cdiKind, ids[0], ids[1]))
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("CDI annotations of the container: got %q, want %q", got, want)
 	}
 }
 
-// checkEdits checks the edits of the CDI spec: device nodes of exactly the pod's GPUs, the driver's library, and hooks that ran.
-func (s listStrategy) checkEdits(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string, driver driverInstallation) {
+// checkEdits checks the edits of the CDI spec: device nodes of exactly the pod's GPUs, and hooks that ran.
+func (s listStrategy) checkEdits(t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string, driver driverInstallation) {
 	t.Helper()
-	pid, err := n.ContainerPID(ctx, pod, "main")
-	if err != nil {
-		t.Fatal(err)
-	}
-	dev := fmt.Sprintf("/proc/%d/root/dev/", pid)
-	nodes, err := filepath.Glob(dev + "nvidia*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []string{}
+	nodes := []string{}
 	if s.wantEdits {
-		for _, id := range ids {
-			want = append(want, fmt.Sprintf("%snvidia%d", dev, indexOf(t, id)))
-		}
-		want = append(want, dev+"nvidiactl")
+		nodes = append(nodes, fmt.Sprintf("nvidia%d", indexOf(t, ids[0])), fmt.Sprintf("nvidia%d", indexOf(t, ids[1])), "nvidiactl")
 	}
-	if !slices.Equal(nodes, want) {
-		t.Errorf("device nodes of the container: got %q, want %q", nodes, want)
-	}
-	mounts, err := containerMounts(ctx, n, pod, "main")
-	if err != nil || slices.Contains(mounts, driver.library) != s.wantEdits {
-		t.Errorf("mounts: got %q, %v, want the driver's library: %t", mounts, err, s.wantEdits)
-	}
+	checkDeviceNodes(t, n, pod, nodes...)
 	hookOutput, _ := os.ReadFile(driver.hookOutput)
 	if ran := strings.Contains(string(hookOutput), "update-ldcache"); ran != s.wantEdits {
 		t.Errorf("hook output: got %q, want hooks to run: %t", hookOutput, s.wantEdits)
 	}
-	if s.wantEdits {
-		if err := os.Remove(driver.hookOutput); err != nil {
-			t.Error(err)
-		}
-	}
+	os.RemoveAll(driver.hookOutput)
+}
+
+// cdiMIGDevice allocates a MIG device by CDI and checks the device nodes: of the GPU, the GPU instance and the compute instance.
+func cdiMIGDevice(t *testing.T, n *node.RealNode, m *simulatedMachine, driver driverInstallation) {
+	makeCapabilities(t, n)
+	all := newMIGDevices(7, "3g.40gb", "1g.10gb")
+	must(t, m.Set(scenarioLines(all)...))
+	d := m.start(t, n, append(driver.flags("cdi-cri"), "--mig-strategy=mixed")...)
+	waitForResources(t, n, idsByResource{gpuResource: uuids(7), largeMIGResource: {all[0].uuid()}, smallMIGResource: {all[1].uuid()}})
+	d.waitUntilReady(t)
+	pod := podWithResource("mig-device", smallMIGResource, 1)
+	runPod(t, n, pod)
+	checkDeviceNodes(t, n, pod, all[1].deviceNodes()...)
 }

@@ -1,6 +1,6 @@
 // Package e2e tests podgauge on a real node, with unmodified kubelet, containerd and Prometheus.
 //
-// Each test function is a scenario. It creates a node with node.ForTest, waits for conditions with node.Until, and cleans up.
+// Each test function starts a node with startNode, waits for conditions with await, and cleans up.
 package e2e
 
 import (
@@ -9,27 +9,40 @@ import (
 	"os"
 	"testing"
 
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
+
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
+// libraryDir is the folder of the stand-in for the NVML library.
+var libraryDir string
+
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(abandonNodeEnv); dir != "" {
-		runAbandonedNode(dir)
-	}
-	// Fail if the machine cannot run the tests: skipped tests look like passed tests.
-	if err := node.CheckRequirements(node.Options{}); err != nil {
-		fmt.Fprintln(os.Stderr, "e2e:", err)
-		os.Exit(1)
-	}
-	run, err := node.LockRun(context.Background(), func(format string, values ...any) { fmt.Fprintf(os.Stderr, "e2e: "+format+"\n", values...) })
+	status, err := runTests(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
-		os.Exit(1)
-	}
-	status := m.Run()
-	run.Close() //nolint:errcheck // the process ends
-	if dir, err := scratchDir(); err == nil {
-		os.RemoveAll(dir)
+		status = 1
 	}
 	os.Exit(status)
+}
+
+func runTests(m *testing.M) (status int, err error) {
+	// Fail if the machine cannot run the tests: skipped tests look like passed tests.
+	if err := node.CheckRequirements(node.Options{}); err != nil {
+		return 0, err
+	}
+	logf := func(format string, values ...any) { fmt.Fprintf(os.Stderr, "e2e: "+format+"\n", values...) }
+	run, err := node.LockRun(context.Background(), logf)
+	if err != nil {
+		return 0, err
+	}
+	defer run.Close()
+	if libraryDir, err = os.MkdirTemp("", "podgauge-e2e-"); err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(libraryDir)
+	if _, err := nvmltest.Build(libraryDir); err != nil {
+		return 0, err
+	}
+	return m.Run(), nil
 }

@@ -2,10 +2,11 @@ package e2e
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
 // printMeasurement logs a measurement for docs/contributing/e2e.md.
@@ -14,15 +15,7 @@ func printMeasurement(t *testing.T, name, value string) {
 	t.Logf("figure: %s: %s", name, value)
 }
 
-// timeoutFactor returns the factor of all time limits, as the machine may be busy: 4, or 1 with PODGAUGE_STRICT=1 (make e2e-all).
-func timeoutFactor() time.Duration {
-	if os.Getenv("PODGAUGE_STRICT") != "" {
-		return 1
-	}
-	return 4
-}
-
-// measureDurations logs durations with their limit. The test fails if a duration is longer than the limit times timeoutFactor.
+// measureDurations logs durations with their limit. The test fails if a duration is longer than the limit times node.Tolerance.
 func measureDurations(t *testing.T, name string, limit time.Duration, durations ...time.Duration) {
 	t.Helper()
 	slices.Sort(durations)
@@ -36,21 +29,9 @@ func measureDurations(t *testing.T, name string, limit time.Duration, durations 
 		value += ": EXCEEDED"
 	}
 	printMeasurement(t, name, value)
-	if longest > limit*timeoutFactor() {
-		t.Errorf("%s: got %s, want at most %s", name, formatSeconds(longest), formatSeconds(limit*timeoutFactor()))
+	if longest > limit*node.Tolerance() {
+		t.Errorf("%s: got %s, want at most %s", name, formatSeconds(longest), formatSeconds(limit*node.Tolerance()))
 	}
 }
 
-// formatSeconds formats a duration in seconds, with about three digits.
-func formatSeconds(d time.Duration) string {
-	switch {
-	case d < time.Millisecond:
-		return fmt.Sprintf("%.5f s", d.Seconds())
-	case d < 10*time.Millisecond:
-		return fmt.Sprintf("%.4f s", d.Seconds())
-	case d < 100*time.Millisecond:
-		return fmt.Sprintf("%.3f s", d.Seconds())
-	default:
-		return fmt.Sprintf("%.2f s", d.Seconds())
-	}
-}
+func formatSeconds(d time.Duration) string { return fmt.Sprintf("%.4f s", d.Seconds()) }

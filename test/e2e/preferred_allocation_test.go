@@ -12,12 +12,9 @@ import (
 )
 
 // TestPreferredPair checks allocations with pairs of GPUs connected by NVLink, and one GPU without a link. A pod with two GPUs gets a pair.
-// A pod with one GPU gets the GPU without a link.
+// A pod with one GPU gets the GPU without a link, also if a GPU falls off the bus without an Xid: calls about no GPU then fail as well.
 func TestPreferredPair(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	n := node.ForTest(ctx, t, node.Options{})
-	startKubelet(ctx, t, n)
+	n := startNode(t, node.Options{})
 	pairs := [][2]int{{0, 5}, {1, 4}, {2, 6}} // across the CPU sockets, so that only the links favor the pairs
 	const unlinked = 3
 	lines := []string{"gpus 7", "gpu * link 0-17 none"}
@@ -25,41 +22,61 @@ func TestPreferredPair(t *testing.T) {
 		lines = append(lines, fmt.Sprintf("gpu %d link 0-3 gpu %d", pair[0], pair[1]), fmt.Sprintf("gpu %d link 0-3 gpu %d", pair[1], pair[0]))
 	}
 	m := newMachine(t, n, lines...)
-	m.start(t, n)
-	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(7)})
-	await(ctx, t, "podgauge has read the links", func(context.Context) error {
+	d := m.start(t, n)
+	waitForAllocatable(t, n, uuids(7)...)
+	waitForLinks(t, m)
+	checkAllocations(t, n, []int{unlinked}, []int{0, 5}, []int{1} /* only pairs are left */, []int{4}, []int{2, 6})
+
+	// If a GPU of a pair is lost, the other GPU is preferred for a pod with one GPU.
+	begin := time.Now()
+	must(t, m.Set("gpu 4 lost"))
+	others := without(uuids(7), uuid(4))
+	waitForAllocatable(t, n, others...)
+	measureDurations(t, "GPU lost without an Xid → not allocatable", 5*time.Second, time.Since(begin))
+	checkAllocations(t, n, []int{0, 5}, []int{1})
+	d.stop(t)
+	waitForAllocatable(t, n)
+	d = m.start(t, n)
+	waitForAllocatable(t, n, others...)
+	waitForLinks(t, m)
+	checkAllocations(t, n, []int{0, 5}, []int{1}, []int{2, 6})
+	s := d.nextScrape(t)
+	expect(t, errors.Join(s.checkOwners(others, nil), checkRejections(s, 0)))
+	if lines := d.logLines(t, "level=ERROR"); len(lines) > 0 {
+		t.Errorf("podgauge's errors: got %q, want none", lines)
+	}
+	must(t, m.Clear("gpu 4 lost"))
+	measureDurations(t, "GPU lost at podgauge's start is back → allocatable", 15*time.Second, waitForAllocatable(t, n, uuids(7)...))
+}
+
+// waitForLinks waits until podgauge has read all links.
+func waitForLinks(t *testing.T, m *simulatedMachine) {
+	t.Helper()
+	await(t, "podgauge has read the links", func(context.Context) error {
 		if m.checkedCalls(t).Count("nvmlDeviceGetTopologyCommonAncestor", 5) == 0 { // the last call is for GPUs 5 and 6
 			return errors.New("nvmlDeviceGetTopologyCommonAncestor of GPU 5: got no call")
 		}
 		return nil
 	})
+}
 
+// checkAllocations runs pods one after another, checks that each gets exactly the GPUs with these indices, and removes the pods.
+func checkAllocations(t *testing.T, n *node.RealNode, want ...[]int) {
+	t.Helper()
 	pods := []node.StaticPod{}
-	checkAllocation := func(name string, count int, want ...int) {
-		t.Helper()
-		pod := podWithResource(name, gpuResource, count)
-		runPod(ctx, t, n, pod)
+	for i, gpus := range want {
+		pod := podWithGPUs(fmt.Sprintf("pod-%d", i), len(gpus))
+		runPod(t, n, pod)
 		pods = append(pods, pod)
 		got := []int{}
-		for _, id := range waitForDevices(ctx, t, n, pod) {
+		for _, id := range waitForDevices(t, n, pod) {
 			got = append(got, indexOf(t, id))
 		}
-		slices.Sort(got)
-		if !slices.Equal(got, want) {
-			t.Errorf("GPUs of pod %s: got %v, want %v", name, got, want)
+		if !slices.Equal(got, gpus) {
+			t.Errorf("GPUs of pod %d: got %v, want %v", i, got, gpus)
 		}
 	}
-	checkAllocation("single", 1, unlinked)
-	checkAllocation("pair", 2, 0, 5)
-	checkAllocation("split", 1, 1) // only pairs are left
-	checkAllocation("rest", 1, 4)
-	checkAllocation("last", 2, 2, 6)
 	for _, pod := range pods {
-		removePod(ctx, t, n, pod)
+		removePod(t, n, pod)
 	}
-	// If a GPU of a pair is lost, the other GPU is preferred for a pod with one GPU.
-	m.setLines(t, "gpu 4 lost")
-	waitForResources(ctx, t, n, idsByResource{gpuResource: slices.Delete(uuids(7), 4, 5)})
-	checkAllocation("two", 2, 0, 5)
-	checkAllocation("one", 1, 1)
 }

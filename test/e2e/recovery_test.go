@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,30 +16,22 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-const (
-	// maxKubeletLag limits the delay of a GPU's health in the pod's status.
-	maxKubeletLag = 2 * time.Second
-	// minRecoveryTime is the minimum time of recovery: three passed checks take two seconds.
-	minRecoveryTime = 2 * time.Second
-)
+// minRecoveryTime is the minimum time of recovery: three passed checks take two seconds.
+const minRecoveryTime = 2 * time.Second
 
 // TestRecovery checks the recovery of allocated GPUs with Xid 79, after a reset while podgauge runs and after a reboot of the node.
 func TestRecovery(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	n := node.ForTest(ctx, t, node.Options{})
-	startKubelet(ctx, t, n)
-	backdateKubelet(t, n)
-	simulateBoot(ctx, t, n)
+	n := startNode(t, node.Options{})
+	simulateBoot(t, n)
 	m := newMachine(t, n)
 	d := m.start(t, n)
-	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
-	resetWhileRunning(ctx, t, n, m, d)
-	rebootNode(ctx, t, n, m, d)
+	waitForAllocatable(t, n, uuids(defaultGPUs)...)
+	resetWhileRunning(t, n, m, d)
+	rebootNode(t, n, m, d)
 }
 
 // simulateBoot changes the node's boot id.
-func simulateBoot(ctx context.Context, t *testing.T, n *node.RealNode) {
+func simulateBoot(t *testing.T, n *node.RealNode) {
 	t.Helper()
 	// Each boot mounts its own file over the file of the previous boot.
 	const script = `
@@ -48,291 +39,222 @@ id=$(cat /proc/sys/kernel/random/uuid)
 echo "$id" >"/run/boot-$id"
 mount --bind "/run/boot-$id" /proc/sys/kernel/random/boot_id
 `
-	if _, err := n.Shell(ctx, script); err != nil {
-		t.Fatal(err)
-	}
+	_, err := n.Shell(t.Context(), script)
+	must(t, err)
 }
 
 // resetWhileRunning resets a GPU while podgauge and the GPU's pod run.
-func resetWhileRunning(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, d *podgaugeProcess) {
-	pod := podWithGPUs("reset", 1)
-	before, _ := runPod(ctx, t, n, pod)
-	gpuID := allocatedGPU(ctx, t, n, pod)
-	waitForOwner(ctx, t, d, gpuID, mainContainer(pod))
-	took := failGPU(ctx, t, n, d, m, pod, gpuID, without(uuids(defaultGPUs), gpuID))
-	measureDurations(t, "Xid 79 → Unhealthy in the pod's allocatedResourcesStatus", maxKubeletLag, took.status...)
+func resetWhileRunning(t *testing.T, n *node.RealNode, m *simulatedMachine, d *podgaugeProcess) {
+	pod, before, gpuID := runPodWithGPU(t, n, "reset")
+	d.waitForOwner(t, gpuID, mainContainer(pod))
+	failGPU(t, n, d, m, pod, gpuID)
 
-	states := watchHealth(ctx, t, d, gpuID)
-	begin := time.Now()
-	m.resetGPU(t, indexOf(t, gpuID))
-	waitUntilHealthyAgain(ctx, t, n, d, gpuID, pod, begin, "reset")
-	if got, want := states(), []string{"unhealthy", "recovering", "healthy"}; !slices.Equal(got, want) {
-		t.Errorf("health states after a reset: got %q, want %q", got, want)
-	}
-	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
-	s := d.nextScrape(ctx, t)
-	err := errors.Join(s.wantValue(1, "nvidia_gpu_health_flaps_total", seriesLabels{"uuid": gpuID}),
-		s.wantValue(1, "nvidia_gpu_health_state", seriesLabels{"uuid": gpuID, "state": "healthy"}),
-		s.checkOwners([]string{gpuID}, map[string]node.OwnerKey{gpuID: mainContainer(pod)}), checkSameContainer(ctx, n, pod, before))
-	if err != nil {
-		t.Error(err)
-	}
-	checkIncidentRecovered(ctx, t, d, gpuID, pod)
-}
-
-// without returns all ids except these.
-func without(all []string, ids ...string) []string {
-	return slices.DeleteFunc(slices.Clone(all), func(id string) bool { return slices.Contains(ids, id) })
-}
-
-// watchHealth requests a device's health repeatedly. The returned function requests it once more and returns the states in their order.
-func watchHealth(ctx context.Context, t *testing.T, d *podgaugeProcess, id string) (states func() []string) {
-	t.Helper()
-	var all []string
-	poll := func(ctx context.Context) error {
-		s, err := d.device(ctx, id)
-		if err == nil && (len(all) == 0 || all[len(all)-1] != s.Health) {
-			all = append(all, s.Health)
+	states := []string{}
+	record := func(ctx context.Context) error {
+		s, err := d.device(ctx, gpuID)
+		if err == nil && (len(states) == 0 || states[len(states)-1] != s.Health) {
+			states = append(states, s.Health)
 		}
 		return err
 	}
-	watch, cancel := context.WithCancel(ctx)
-	var done sync.WaitGroup
-	done.Go(func() {
-		_ = node.Until(watch, "the watch ends", func(ctx context.Context) error { return errors.Join(poll(ctx), errors.New("watch continues")) })
-	})
-	end := func() { cancel(); done.Wait() }
-	t.Cleanup(end)
-	return func() []string {
-		t.Helper()
-		end()
-		if err := poll(ctx); err != nil { // the last state may be older than the state that the caller has seen
-			t.Error(err)
-		}
-		return all
+	health := startWatch(t, 20*time.Millisecond, record)
+	begin := time.Now()
+	must(t, m.Reset(indexOf(t, gpuID)))
+	waitUntilHealthyAgain(t, n, d, gpuID, pod, begin, "reset")
+	if took := time.Since(begin); took < minRecoveryTime {
+		t.Errorf("healthy after a reset: got %s, want at least %s", took, minRecoveryTime)
 	}
+	health.stop(t)
+	must(t, record(t.Context()))
+	if want := []string{"unhealthy", "recovering", "healthy"}; !slices.Equal(states, want) {
+		t.Errorf("health states after a reset: got %q, want %q", states, want)
+	}
+	waitForAllocatable(t, n, uuids(defaultGPUs)...)
+	s := d.nextScrape(t)
+	expect(t, errors.Join(s.wantValue(1, "nvidia_gpu_health_flaps_total", seriesLabels{"uuid": gpuID}),
+		s.wantValue(1, "nvidia_gpu_health_state", seriesLabels{"uuid": gpuID, "state": "healthy"}),
+		s.checkOwners([]string{gpuID}, map[string]node.OwnerKey{gpuID: mainContainer(pod)}), checkSameContainer(t.Context(), n, pod, before)))
+	checkIncidentRecovered(t, d, gpuID, pod)
+}
+
+// failGPU fails a GPU of a pod with Xid 79, and measures until the kubelet, the metrics and the pod's status report the GPU as unhealthy.
+func failGPU(t *testing.T, n *node.RealNode, d *podgaugeProcess, m *simulatedMachine, pod node.StaticPod, id string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	begin := time.Now()
+	var measuring sync.WaitGroup
+	errs := make(chan error, 2)
+	var exported, inStatus time.Duration
+	measure := func(took *time.Duration, condition string, try func(context.Context) error) {
+		measuring.Go(func() {
+			errs <- node.Until(ctx, condition, try)
+			*took = time.Since(begin)
+		})
+	}
+	must(t, m.Event(indexOf(t, id), "xid 79"))
+	must(t, m.Set(fmt.Sprintf("gpu %d lost", indexOf(t, id))))
+	measure(&exported, "nvidia_gpu_healthy is 0", func(ctx context.Context) error {
+		s, err := d.scrape(ctx)
+		if err != nil {
+			return err
+		}
+		return s.wantValue(0, "nvidia_gpu_healthy", seriesLabels{"uuid": id})
+	})
+	unhealthy := node.DeviceHealth{Resource: gpuResource, ID: id, Health: "Unhealthy"}
+	measure(&inStatus, "the device is Unhealthy in the pod's status", hasDeviceHealth(n, pod, unhealthy))
+	measuring.Wait()
+	must(t, errors.Join(<-errs, <-errs))
+	measureDurations(t, "Xid 79 → Unhealthy in the kubelet's log", 100*time.Millisecond, firstListAfter(t, n, begin).Sub(begin))
+	measureDurations(t, "Xid 79 → nvidia_gpu_healthy 0, scraped every 20 ms", time.Second, exported)
+	measureDurations(t, "Xid 79 → Unhealthy in the pod's allocatedResourcesStatus", 2*time.Second, inStatus)
 }
 
 // waitUntilHealthyAgain waits until a device is healthy in podgauge's API and then in the pod's status. event happened at begin.
 func waitUntilHealthyAgain(
-	ctx context.Context, t *testing.T, n *node.RealNode, d *podgaugeProcess, id string, pod node.StaticPod, begin time.Time, event string,
+	t *testing.T, n *node.RealNode, d *podgaugeProcess, id string, pod node.StaticPod, begin time.Time, event string,
 ) {
 	t.Helper()
-	await(ctx, t, "podgauge reports the device as healthy", func(ctx context.Context) error {
+	await(t, "podgauge reports the device as healthy", func(ctx context.Context) error {
 		s, err := d.device(ctx, id)
-		if err != nil {
-			return err
+		if err == nil && (s.Health != "healthy" || !s.Healthy || s.Reason != "") {
+			err = fmt.Errorf("device: got %+v, want healthy", s)
 		}
-		if s.Health != "healthy" || !s.Healthy || s.Reason != "" {
-			return fmt.Errorf("device: got %+v, want healthy", s)
-		}
-		return nil
+		return err
 	})
-	if took := time.Since(begin); took < minRecoveryTime && event != "boot" { // after a boot, one passed check suffices
-		t.Errorf("healthy after %s: got %s, want at least %s", event, took, minRecoveryTime)
-	}
 	measureDurations(t, event+" → healthy", 15*time.Second, time.Since(begin)) // listings are every 10 s
-	measureDurations(t, "healthy → Healthy in the pod's allocatedResourcesStatus", maxKubeletLag,
-		await(ctx, t, "the device is Healthy in the pod's status", hasDeviceHealth(n, pod, id, "Healthy")))
+	healthy := node.DeviceHealth{Resource: gpuResource, ID: id, Health: "Healthy"}
+	measureDurations(t, "healthy → Healthy in the pod's allocatedResourcesStatus", 2*time.Second,
+		await(t, "the device is Healthy in the pod's status", hasDeviceHealth(n, pod, healthy)))
 }
 
 // checkIncidentRecovered waits until a device's only incident of Xid 79 has a time of recovery.
-func checkIncidentRecovered(ctx context.Context, t *testing.T, d *podgaugeProcess, id string, pod node.StaticPod) {
+func checkIncidentRecovered(t *testing.T, d *podgaugeProcess, id string, pod node.StaticPod) {
 	t.Helper()
-	d.waitForIncident(ctx, t, id, "xid_79", func(i apiIncident) error {
-		if err := i.affectsOnly(mainContainer(pod)); err != nil {
-			return err
-		}
+	d.waitForIncident(t, id, "xid_79", func(i apiIncident) error {
 		if !i.MarkedUnhealthy || !i.RecoveredAt.After(i.Last) {
 			return fmt.Errorf("incident: got %+v, want a recovery", i)
 		}
-		return nil
+		return i.affectsOnly(mainContainer(pod))
 	})
 }
 
 // rebootNode reboots the node after two GPUs had Xid 79. For the idle GPU, the boot is the only evidence: its energy counter continues.
-func rebootNode(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, d *podgaugeProcess) {
-	pod := podWithGPUs("boot", 1)
-	runPod(ctx, t, n, pod)
-	gpuID := allocatedGPU(ctx, t, n, pod)
-	waitForOwner(ctx, t, d, gpuID, mainContainer(pod))
-	owners, err := n.Owners(ctx, gpuResource)
-	if err != nil {
-		t.Fatal(err)
-	}
-	idle := without(uuids(defaultGPUs), slices.Collect(maps.Keys(owners))...)[0]
-	m.addEvent(t, indexOf(t, idle), "xid 79")
-	waitForAllocatable(ctx, t, n, without(uuids(defaultGPUs), idle)...)
-	took := failGPU(ctx, t, n, d, m, pod, gpuID, without(uuids(defaultGPUs), idle, gpuID))
-	measureDurations(t, "Xid 79 → Unhealthy in the pod's allocatedResourcesStatus", maxKubeletLag, took.status...)
+func rebootNode(t *testing.T, n *node.RealNode, m *simulatedMachine, d *podgaugeProcess) {
+	pod, _, gpuID := runPodWithGPU(t, n, "boot")
+	d.waitForOwner(t, gpuID, mainContainer(pod))
+	owners, err := n.Owners(t.Context(), gpuResource)
+	must(t, err)
+	idle := slices.DeleteFunc(uuids(defaultGPUs), func(id string) bool { return owners[id] != node.OwnerKey{} })[0]
+	must(t, m.Event(indexOf(t, idle), "xid 79"))
+	waitForAllocatable(t, n, without(uuids(defaultGPUs), idle)...)
+	failGPU(t, n, d, m, pod, gpuID)
 
 	d.stop(t)
-	waitForAllocatable(ctx, t, n)
-	simulateBoot(ctx, t, n)
-	m.resetGPU(t, indexOf(t, gpuID))
+	waitForAllocatable(t, n)
+	simulateBoot(t, n)
+	must(t, m.Reset(indexOf(t, gpuID)))
 	begin := time.Now()
 	d = m.start(t, n)
-	d.waitUntilListening(ctx, t)
-	states := watchHealth(ctx, t, d, gpuID)
-	waitUntilHealthyAgain(ctx, t, n, d, gpuID, pod, begin, "boot")
-	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
+	d.waitUntilListening(t)
 	// The kubelet rejects pods whose GPU is unhealthy in the first device list, so podgauge waits with the list until the GPU has recovered.
-	if got, want := states(), []string{"healthy"}; !slices.Equal(got, want) {
-		t.Errorf("health states after a boot: got %q, want %q", got, want)
-	}
-	for _, id := range []string{gpuID, idle} {
-		if lines := d.logLines(t, "health restored", id, "xid_79"); len(lines) != 1 {
-			t.Errorf("log lines about the health before the boot: got %q, want one", lines)
+	recovered := startWatch(t, 20*time.Millisecond, func(ctx context.Context) error {
+		if s, err := d.device(ctx, gpuID); err == nil && s.Health != "healthy" { // an error: not listed yet
+			return fmt.Errorf("device after a boot: got %+v, want healthy", s)
 		}
+		return nil
+	})
+	waitUntilHealthyAgain(t, n, d, gpuID, pod, begin, "boot")
+	waitForAllocatable(t, n, uuids(defaultGPUs)...)
+	recovered.stop(t)
+	for _, id := range []string{gpuID, idle} {
+		expect(t, d.hasLogLine("health restored", id, "xid_79"))
 	}
-	checkIncidentRecovered(ctx, t, d, gpuID, pod)
+	checkIncidentRecovered(t, d, gpuID, pod)
 }
 
 // TestUnhealthyPersists checks that a GPU with Xid 79 is unhealthy until there is evidence of a reset, although its calls succeed. Restarts
 // of podgauge or the kubelet do not make the GPU allocatable.
 func TestUnhealthyPersists(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	n := node.ForTest(ctx, t, node.Options{})
-	startKubelet(ctx, t, n)
-	backdateKubelet(t, n)
+	n := startNode(t, node.Options{})
 	m := newMachine(t, n)
 	d := m.start(t, n)
-	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
-	pod := podWithGPUs("train", 1)
-	runPod(ctx, t, n, pod)
-	gpuID := allocatedGPU(ctx, t, n, pod)
+	waitForAllocatable(t, n, uuids(defaultGPUs)...)
+	pod, _, gpuID := runPodWithGPU(t, n, "train")
 	others := without(uuids(defaultGPUs), gpuID)
-	m.addEvent(t, indexOf(t, gpuID), "xid 79")
-	waitForAllocatable(ctx, t, n, others...)
-	await(ctx, t, "the fault is stored", func(context.Context) error { return m.checkStored(gpuID) }) // after the device list is sent
-	responses := watchAllocatable(ctx, t, n, gpuID)
+	must(t, m.Event(indexOf(t, gpuID), "xid 79"))
+	waitForAllocatable(t, n, others...)
+	stateFile := filepath.Join(m.stateRoot, "state.json")
+	await(t, "the fault is stored", func(context.Context) error { // after the device list is sent
+		stored, err := os.ReadFile(stateFile)
+		if err == nil && (!strings.Contains(string(stored), gpuID) || !strings.Contains(string(stored), "xid_79")) {
+			err = fmt.Errorf("state: got no xid_79 of %s: %s", gpuID, stored)
+		}
+		return err
+	})
+	allocatable := watchNotAllocatable(t, n, gpuID)
 	unhealthy := func(s metricsScrape) error {
 		return errors.Join(s.wantValue(0, "nvidia_gpu_healthy", seriesLabels{"uuid": gpuID}),
 			s.wantValue(1, "nvidia_gpu_unhealthy_info", seriesLabels{"uuid": gpuID, "reason": "xid_79"}))
 	}
 	scraped := 0
 	for _, restart := range []struct {
-		name string
-		run  func()
+		program string
+		signal  syscall.Signal
 	}{
-		{"podgauge was killed", func() { restartPodgauge(ctx, t, n, m, &d, syscall.SIGKILL, others) }},
-		{"podgauge was killed again", func() { restartPodgauge(ctx, t, n, m, &d, syscall.SIGKILL, others) }},
-		{"podgauge was stopped", func() { restartPodgauge(ctx, t, n, m, &d, syscall.SIGTERM, others) }},
-		{"the kubelet was stopped", func() { restartKubelet(ctx, t, n, syscall.SIGTERM, others) }},
-		{"the kubelet was killed", func() { restartKubelet(ctx, t, n, syscall.SIGKILL, others) }},
+		{"podgauge", syscall.SIGKILL},
+		{"podgauge", syscall.SIGKILL},
+		{"podgauge", syscall.SIGTERM},
+		{"kubelet", syscall.SIGTERM},
+		{"kubelet", syscall.SIGKILL},
 	} {
-		restart.run()
-		begin := time.Now()
-		if err := unhealthy(firstHealthScrape(ctx, t, d, gpuID)); err != nil {
-			t.Errorf("first scrape with the GPU's health after %s: %v", restart.name, err)
+		if restart.program == "kubelet" {
+			stopKubelet(t, n, restart.signal)
+			startKubelet(t, n)
+		} else {
+			_, err := d.Stop(t.Context(), restart.signal)
+			must(t, err)
+			waitForAllocatable(t, n)
+			d = m.start(t, n)
 		}
-		watch := watchScrapes(ctx, t, d, 100*time.Millisecond, unhealthy)
-		await(ctx, t, "the device is Unhealthy in the pod's status", hasDeviceHealth(n, pod, gpuID, "Unhealthy"))
-		await(ctx, t, "the GPU has been checked often enough for a recovery", waitSince(begin, minRecoveryTime+time.Second))
-		scraped += watch.stop(t)
+		waitForAllocatable(t, n, others...)
+		begin := time.Now()
+		if err := unhealthy(d.firstHealthScrape(t, gpuID)); err != nil {
+			t.Errorf("first scrape with the GPU's health after %s of %s: %v", restart.signal, restart.program, err)
+		}
+		scrapes := watchScrapes(t, d, 100*time.Millisecond, unhealthy)
+		await(t, "the device is Unhealthy in the pod's status",
+			hasDeviceHealth(n, pod, node.DeviceHealth{Resource: gpuResource, ID: gpuID, Health: "Unhealthy"}))
+		waitUntil(t, begin.Add(minRecoveryTime+time.Second)) // checks that would suffice for a recovery
+		scraped += scrapes.stop(t)
 	}
 	printMeasurement(t, "responding GPU with Xid 79, three restarts of podgauge and two of the kubelet",
-		fmt.Sprintf("unhealthy in %d of %d scrapes; not allocatable in %d kubelet responses", scraped, scraped, responses()))
+		fmt.Sprintf("unhealthy in %d of %d scrapes; not allocatable in %d kubelet responses", scraped, scraped, allocatable.stop(t)))
 	d.stop(t)
-	waitForAllocatable(ctx, t, n)
-	corruptState(ctx, t, n, m, gpuID)
-}
-
-const stateFile = "state.json"
-
-// checkStored returns an error unless podgauge has stored the GPU's Xid 79.
-func (m *simulatedMachine) checkStored(id string) error {
-	stored, err := os.ReadFile(filepath.Join(m.stateRoot, stateFile))
-	if err == nil && (!strings.Contains(string(stored), id) || !strings.Contains(string(stored), "xid_79")) {
-		err = fmt.Errorf("%s: got no xid_79 of %s: %s", stateFile, id, stored)
-	}
-	return err
-}
-
-// corruptState starts podgauge with a corrupt state file. Podgauge must rename the file and check all GPUs before it lists them.
-func corruptState(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, gpuID string) {
-	const garbage = "\x00{not JSON\n"
-	if err := m.checkStored(gpuID); err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(m.stateRoot, stateFile)
-	if err := os.WriteFile(file, []byte(garbage), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	begin := time.Now()
-	d := m.start(t, n)
-	took := awaitWithin(ctx, t, 2*waitTimeout, "all GPUs are allocatable", hasAllocatable(n, uuids(defaultGPUs)...))
-	if took < minRecoveryTime {
-		t.Errorf("unchecked GPUs allocatable after %s, want at least %s", took, minRecoveryTime)
-	}
-	measureDurations(t, "start with a corrupt state file → all GPUs allocatable", 30*time.Second, time.Since(begin))
-	if lines := d.logLines(t, "level=WARN", stateFile, "before publication"); len(lines) != 1 {
-		t.Errorf("log lines about the corrupt file: got %q, want one", lines)
-	}
-	if renamed, err := os.ReadFile(file + ".bad"); err != nil || string(renamed) != garbage {
-		t.Errorf("renamed file: got %q, %v, want %q", renamed, err, garbage)
-	}
+	waitForAllocatable(t, n)
+	corruptState(t, n, m, stateFile)
 }
 
 // firstHealthScrape returns the first scrape with the GPU's health.
-func firstHealthScrape(ctx context.Context, t *testing.T, d *podgaugeProcess, id string) metricsScrape {
+func (d *podgaugeProcess) firstHealthScrape(t *testing.T, id string) metricsScrape {
 	t.Helper()
-	return d.scrapeUntil(ctx, t, "the GPU's health is exported", func(s metricsScrape) error {
-		_, err := s.value("nvidia_gpu_healthy", seriesLabels{"uuid": id})
-		return err
+	return d.scrapeUntil(t, "the GPU's health is exported", func(s metricsScrape) error {
+		return s.wantCount(1, "nvidia_gpu_healthy", seriesLabels{"uuid": id})
 	})
 }
 
-// watchAllocatable requests the allocatable GPUs repeatedly until the returned function is called, which returns the number of responses.
-// The test fails if a response contains the GPU.
-func watchAllocatable(ctx context.Context, t *testing.T, n *node.RealNode, id string) (responses func() int) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(ctx)
-	count := 0
-	result := make(chan error, 1)
-	go func() {
-		result <- node.Until(ctx, "the GPU is allocatable", func(ctx context.Context) error {
-			ids, err := n.Allocatable(ctx, gpuResource)
-			if err != nil {
-				return err
-			}
-			count++
-			if !slices.Contains(ids, id) {
-				return fmt.Errorf("allocatable GPUs: got %q", ids)
-			}
-			return nil
-		})
-	}()
-	stop := sync.OnceFunc(func() {
-		cancel()
-		if err := <-result; err == nil {
-			t.Errorf("unhealthy GPU %s was allocatable", id)
-		}
-	})
-	t.Cleanup(stop)
-	return func() int { stop(); return count }
-}
-
-// restartPodgauge stops podgauge with a signal, starts it and waits until these GPUs are allocatable.
-func restartPodgauge(
-	ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, d **podgaugeProcess, signal syscall.Signal, want []string,
-) {
-	t.Helper()
-	if _, err := (*d).Stop(ctx, signal); err != nil {
-		t.Fatal(err)
+// corruptState starts podgauge with a corrupt state file. Podgauge must rename the file and check all GPUs before it lists them.
+func corruptState(t *testing.T, n *node.RealNode, m *simulatedMachine, file string) {
+	const garbage = "\x00{not JSON\n"
+	must(t, os.WriteFile(file, []byte(garbage), 0o600))
+	d := m.start(t, n)
+	took := awaitWithin(t, 2*waitTimeout, "all GPUs are allocatable", hasAllocatable(n, uuids(defaultGPUs)...))
+	if took < minRecoveryTime {
+		t.Errorf("unchecked GPUs allocatable after %s, want at least %s", took, minRecoveryTime)
 	}
-	waitForAllocatable(ctx, t, n)
-	*d = m.start(t, n)
-	waitForAllocatable(ctx, t, n, want...)
-}
-
-// restartKubelet stops the kubelet with a signal, starts it and waits until these GPUs are allocatable.
-func restartKubelet(ctx context.Context, t *testing.T, n *node.RealNode, signal syscall.Signal, want []string) {
-	t.Helper()
-	if err := n.StopKubelet(ctx, signal); err != nil {
-		t.Fatal(err)
+	measureDurations(t, "start with a corrupt state file → all GPUs allocatable", 30*time.Second, took)
+	expect(t, d.hasLogLine("level=WARN", filepath.Base(file), "before publication"))
+	if renamed, err := os.ReadFile(file + ".bad"); err != nil || string(renamed) != garbage {
+		t.Errorf("renamed file: got %q, %v, want %q", renamed, err, garbage)
 	}
-	startKubelet(ctx, t, n)
-	waitForAllocatable(ctx, t, n, want...)
 }

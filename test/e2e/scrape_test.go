@@ -30,6 +30,8 @@ type metricsScrape struct {
 	duration   time.Duration
 }
 
+type timeSpan struct{ begin, end time.Time }
+
 // scrapedSample is a sample of a scrape.
 type scrapedSample struct {
 	Labels seriesLabels
@@ -40,7 +42,7 @@ type scrapedSample struct {
 type seriesLabels = map[string]string
 
 func (d *podgaugeProcess) get(ctx context.Context, path string) (io.ReadCloser, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, d.url+path, nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, d.n.URL(d.port)+path, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -119,15 +121,6 @@ func findSamples(samples []scrapedSample, with seriesLabels) []scrapedSample {
 	return found
 }
 
-// labelsOf converts Prometheus' labels.
-func labelsOf(m model.Metric) seriesLabels {
-	all := seriesLabels{}
-	for name, value := range m {
-		all[string(name)] = string(value)
-	}
-	return all
-}
-
 func hasLabels(all, some seriesLabels) bool {
 	for name, value := range some {
 		if all[name] != value {
@@ -155,6 +148,14 @@ func (s metricsScrape) wantValue(want float64, name string, with seriesLabels) e
 	return err
 }
 
+// wantCount returns an error unless a family has this number of series with these labels.
+func (s metricsScrape) wantCount(want int, name string, with seriesLabels) error {
+	if found := findSamples(s.series[name], with); len(found) != want {
+		return fmt.Errorf("number of series %s%v: got %d, want %d: %v", name, with, len(found), want, found)
+	}
+	return nil
+}
+
 // sum returns the sum of a family's series with these labels.
 func (s metricsScrape) sum(name string, with seriesLabels) (sum float64) {
 	for _, sample := range findSamples(s.series[name], with) {
@@ -164,10 +165,10 @@ func (s metricsScrape) sum(name string, with seriesLabels) (sum float64) {
 }
 
 // scrapeUntil scrapes until check accepts a scrape, and returns that scrape.
-func (d *podgaugeProcess) scrapeUntil(ctx context.Context, t *testing.T, condition string, check func(metricsScrape) error) metricsScrape {
+func (d *podgaugeProcess) scrapeUntil(t *testing.T, condition string, check func(metricsScrape) error) metricsScrape {
 	t.Helper()
 	var s metricsScrape
-	await(ctx, t, condition, func(ctx context.Context) (err error) {
+	await(t, condition, func(ctx context.Context) (err error) {
 		if s, err = d.scrape(ctx); err != nil {
 			return err
 		}
@@ -177,10 +178,10 @@ func (d *podgaugeProcess) scrapeUntil(ctx context.Context, t *testing.T, conditi
 }
 
 // nextScrape returns the first scrape with a collection that began after the call.
-func (d *podgaugeProcess) nextScrape(ctx context.Context, t *testing.T) metricsScrape {
+func (d *podgaugeProcess) nextScrape(t *testing.T) metricsScrape {
 	t.Helper()
 	called := time.Now()
-	return d.scrapeUntil(ctx, t, "a scrape has a new collection", func(s metricsScrape) error {
+	return d.scrapeUntil(t, "a scrape has a new collection", func(s metricsScrape) error {
 		if !s.collection.begin.After(called) {
 			return fmt.Errorf("begin of the collection: got %s, want after %s", s.collection.begin, called)
 		}
@@ -226,37 +227,44 @@ const (
 	familyLastSeen          = "nvidia_gpu_allocation_last_seen_timestamp_seconds"
 	familyDeviceFailures    = "nvidia_gpu_allocation_device_failures_total"
 	familyApplicationErrors = "nvidia_gpu_allocation_application_errors_total"
-	familyLastDeviceFailure = "nvidia_gpu_allocation_device_failure_last_timestamp_seconds"
-
-	familyLastApplicationError = "nvidia_gpu_allocation_application_error_last_timestamp_seconds"
 )
 
 // checkOwners returns an error unless a scrape has these owners of GPUs. GPUs without an owner must be idle.
 func (s metricsScrape) checkOwners(ids []string, owners map[string]node.OwnerKey) error {
-	wrong := []error{}
+	wrong := []error{s.checkNoWrongOwner(owners)}
 	for _, id := range ids {
 		for _, family := range ownerFamilies {
-			if n := len(findSamples(s.series[family], seriesLabels{"uuid": id})); n != 1 {
-				wrong = append(wrong, fmt.Errorf("number of series %s of %s: got %d, want 1", family, id, n))
-			}
+			wrong = append(wrong, s.wantCount(1, family, seriesLabels{"uuid": id}))
 		}
 		want := 0
 		if owners[id] != (node.OwnerKey{}) {
 			want = 1
 		}
-		if n := len(findSamples(s.series["nvidia_gpu_allocation_info"], seriesLabels{"uuid": id})); n != want {
-			wrong = append(wrong, fmt.Errorf("number of series nvidia_gpu_allocation_info of %s: got %d, want %d", id, n, want))
-		}
+		wrong = append(wrong, s.wantCount(want, "nvidia_gpu_allocation_info", seriesLabels{"uuid": id}))
 	}
-	return errors.Join(append(wrong, s.checkNoWrongOwner(owners))...)
+	return errors.Join(wrong...)
+}
+
+// checkOwnersOfAllocated returns an error unless exactly these GPUs and MIG devices are allocated, and no series has a wrong owner.
+func (s metricsScrape) checkOwnersOfAllocated(owners map[string]node.OwnerKey) error {
+	wrong := []error{s.checkNoWrongOwner(owners), s.wantCount(len(owners), "nvidia_gpu_allocation_info", nil)}
+	if got := s.sum("nvidia_gpu_allocated", nil); got != float64(len(owners)) {
+		wrong = append(wrong, fmt.Errorf("allocated devices: got %v, want %d", got, len(owners)))
+	}
+	for id, owner := range owners {
+		with := ownerLabels(owner)
+		with["device_id"] = id
+		wrong = append(wrong, s.wantValue(1, "nvidia_gpu_allocation_info", with))
+	}
+	return errors.Join(wrong...)
 }
 
 // checkNoWrongOwner returns an error if a series has a wrong owner, or no owner although the GPU or MIG device has one.
 func (s metricsScrape) checkNoWrongOwner(owners map[string]node.OwnerKey) error {
 	wrong := []error{}
 	for _, name := range slices.Sorted(maps.Keys(s.series)) {
-		if !strings.HasPrefix(name, "nvidia_gpu_") || name == familyLastSeen || name == familyDeviceFailures || name == familyLastDeviceFailure ||
-			name == familyApplicationErrors || name == familyLastApplicationError {
+		ended := strings.HasPrefix(name, "nvidia_gpu_allocation_") && name != "nvidia_gpu_allocation_info"
+		if !strings.HasPrefix(name, "nvidia_gpu_") || ended {
 			continue
 		}
 		for _, sample := range s.series[name] {
@@ -270,6 +278,17 @@ func (s metricsScrape) checkNoWrongOwner(owners map[string]node.OwnerKey) error 
 		}
 	}
 	return errors.Join(wrong...)
+}
+
+// checkNoOwnerExceptInfo returns an error if a series has an owner, except for series of allocations and of containers.
+func (s metricsScrape) checkNoOwnerExceptInfo() error {
+	others := metricsScrape{series: map[string][]scrapedSample{}}
+	for name, samples := range s.series {
+		if name != "nvidia_gpu_allocation_info" && !strings.HasPrefix(name, containerPrefix) {
+			others.series[name] = samples
+		}
+	}
+	return others.checkNoWrongOwner(nil)
 }
 
 // checkOwnerLabels returns an error unless a sample has the labels of this owner. Empty labels must exist.

@@ -1,14 +1,10 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
@@ -16,51 +12,47 @@ import (
 // TestTopologyManager checks that the kubelet allocates CPUs and GPUs of a container on one NUMA node, or rejects the pod. The node
 // simulates two NUMA nodes for the kubelet and podgauge.
 func TestTopologyManager(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	n := node.ForTest(ctx, t, node.Options{KubeletConfig: map[string]any{
+	skipWithoutNUMA(t)
+	n := newNode(t, node.Options{KubeletConfig: map[string]any{
 		"topologyManagerPolicy": "single-numa-node", "cpuManagerPolicy": "static", "reservedSystemCPUs": "0",
 	}})
 	m := newMachine(t, n, "gpus 4")
-	simulateNUMA(ctx, t, n, map[int]int{0: 0, 1: 0, 2: 1, 3: 1})
-	startKubelet(ctx, t, n)
-	backdateKubelet(t, n)
+	simulateNUMA(t, n, map[int]int{0: 0, 1: 0, 2: 1, 3: 1})
+	startKubelet(t, n)
 	d := m.start(t, n)
-	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(4)})
+	waitForAllocatable(t, n, uuids(4)...)
 
 	// CPU 0 is reserved for the system, and the only CPU on the NUMA node of GPUs 0 and 1.
-	aligned := podWithResource("aligned", gpuResource, 1)
+	aligned := podWithGPUs("aligned", 1)
 	aligned.Containers[0].Limits["cpu"], aligned.Containers[0].Limits["memory"] = 1, 64<<20
-	runPod(ctx, t, n, aligned)
-	if gpu := indexOf(t, waitForDevices(ctx, t, n, aligned)[0]); gpu != 2 {
+	runPod(t, n, aligned)
+	if gpu := indexOf(t, waitForDevices(t, n, aligned)[0]); gpu != 2 {
 		t.Errorf("GPU of a pod with a CPU of NUMA node 1: got %d, want 2", gpu)
 	}
-	if cpus := allowedCPUs(ctx, t, n, aligned); slices.Contains(cpus, "0") || len(cpus) != 1 {
+	if cpus := allowedCPUs(t, n, aligned); slices.Contains(cpus, "0") || len(cpus) != 1 {
 		t.Errorf("CPUs of the pod: got %q, want one other than 0", cpus)
 	}
-	unaligned := podWithResource("unaligned", gpuResource, 3)
-	runRejectedPod(ctx, t, n, unaligned, "TopologyAffinityError", "Topology locality")
-	pair := podWithResource("pair", gpuResource, 2)
-	runPod(ctx, t, n, pair)
-	if ids := waitForDevices(ctx, t, n, pair); !slices.Equal(ids, uuids(2)) {
+	unaligned := podWithGPUs("unaligned", 3)
+	runRejectedPod(t, n, unaligned, "TopologyAffinityError", "Topology locality")
+	pair := podWithGPUs("pair", 2)
+	runPod(t, n, pair)
+	if ids := waitForDevices(t, n, pair); !slices.Equal(ids, uuids(2)) {
 		t.Errorf("GPUs of a pod with two GPUs: got %q, want %q of one NUMA node", ids, uuids(2))
 	}
-	removePod(ctx, t, n, pair)
+	removePod(t, n, pair)
 	// Three GPUs are unallocated, as many as the pod requests.
-	runRejectedPod(ctx, t, n, unaligned, "TopologyAffinityError", "Topology locality")
+	runRejectedPod(t, n, unaligned, "TopologyAffinityError", "Topology locality")
 
-	s := d.nextScrape(ctx, t)
-	wrong := []error{s.checkOwners(uuids(4), map[string]node.OwnerKey{uuid(2): mainContainer(aligned)}), checkRejections(s, 0)}
+	s := d.nextScrape(t)
+	wrong := []error{s.checkNoWrongOwner(map[string]node.OwnerKey{uuid(2): mainContainer(aligned)}), checkRejections(s, 0)}
 	for i := range 4 {
 		wrong = append(wrong, s.wantValue(1, "nvidia_gpu_info", seriesLabels{"uuid": uuid(i), "numa_node": fmt.Sprint(i / 2)}))
 	}
-	if err := errors.Join(wrong...); err != nil {
-		t.Error(err)
-	}
+	expect(t, errors.Join(wrong...))
 }
 
 // simulateNUMA simulates two NUMA nodes, the first with CPU 0 and the second with the other CPUs, and assigns GPUs to NUMA nodes.
-func simulateNUMA(ctx context.Context, t *testing.T, n *node.RealNode, numaNodes map[int]int) {
+func simulateNUMA(t *testing.T, n *node.RealNode, numaNodes map[int]int) {
 	t.Helper()
 	script := `
 mount -t tmpfs tmpfs /sys/devices/system/node
@@ -80,27 +72,6 @@ mount -t tmpfs tmpfs /sys/bus/pci/devices
 		pci := fmt.Sprintf("0000:%02x:00.0", 0x10+gpu) // the stand-in library's PCI address
 		script += fmt.Sprintf("mkdir /sys/bus/pci/devices/%s\necho %d >/sys/bus/pci/devices/%s/numa_node\n", pci, id, pci)
 	}
-	if _, err := n.Shell(ctx, script); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// allowedCPUs returns the numbers and ranges of the CPUs that a running container may use.
-func allowedCPUs(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod) []string {
-	t.Helper()
-	pid, err := n.ContainerPID(ctx, pod, "main")
-	if err != nil {
-		t.Fatal(err)
-	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(status)) {
-		if list, found := strings.CutPrefix(line, "Cpus_allowed_list:"); found {
-			return strings.Split(strings.TrimSpace(list), ",")
-		}
-	}
-	t.Fatalf("process status: got no Cpus_allowed_list: %s", status)
-	return nil
+	_, err := n.Shell(t.Context(), script)
+	must(t, err)
 }

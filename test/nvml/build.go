@@ -2,6 +2,7 @@ package nvmltest
 
 import (
 	"bytes"
+	"cmp"
 	"embed"
 	"fmt"
 	"io/fs"
@@ -20,8 +21,8 @@ const libraryName = "libnvidia-ml.so.1"
 var sources embed.FS
 
 // Build builds the stand-in in dir without the hidden functions, as in an older
-// driver, and returns the library's path. Build needs gcc, and the go command
-// in a module that requires go-nvml, for NVML's header.
+// driver, and returns the library's path. Build needs $CC or gcc, and the go
+// command in a module that requires go-nvml, for NVML's header.
 func Build(dir string, hidden ...string) (lib string, err error) {
 	o, err := compileOnce()
 	if err != nil {
@@ -44,6 +45,15 @@ func Build(dir string, hidden ...string) (lib string, err error) {
 	}
 	lib = filepath.Join(dir, libraryName)
 	return lib, os.Rename(filepath.Join(work, libraryName), lib)
+}
+
+// Functions returns the names of all functions that Build can hide.
+func Functions() (names []string, err error) {
+	o, err := compileOnce()
+	for _, f := range o.functions {
+		names = append(names, f.name)
+	}
+	return names, err
 }
 
 // LargeMaxGPUs is the largest number of GPUs in a scenario of BuildLarge's
@@ -97,13 +107,19 @@ func compileStandin(flags ...string) (o compiledObject, err error) {
 }
 
 // nvmlHeaderDir returns the folder of go-nvml's nvml.h. With this header the
-// stand-in has the functions and structs of the compiled program.
+// stand-in has the functions and structs of the compiled program. Only
+// podgauge's module requires go-nvml: elsewhere, Go would download the go.mod
+// files of all modules.
 func nvmlHeaderDir() (string, error) {
-	out, err := command("", "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml")
-	if err != nil {
-		return "", fmt.Errorf("find go-nvml: %w", err)
+	var dir string
+	for _, module := range []string{"github.com/podgauge/podgauge", "github.com/NVIDIA/go-nvml"} {
+		out, err := command(dir, "go", "list", "-m", "-f", "{{.Dir}}", module)
+		if err != nil {
+			return "", fmt.Errorf("find %s: %w", module, err)
+		}
+		dir = strings.TrimSpace(out)
 	}
-	return filepath.Join(strings.TrimSpace(out), "pkg", "nvml"), nil
+	return filepath.Join(dir, "pkg", "nvml"), nil
 }
 
 func writeSources(dir string, functions []nvmlFunction) error {
@@ -143,7 +159,7 @@ func compile(dir, include string, flags []string) ([]byte, error) {
 		"-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread",
 		"-DNVML_NO_UNVERSIONED_FUNC_DEFS=1", "-I", include, "-r", "-o", name,
 	}
-	if _, err := command(dir, "gcc", slices.Concat(args, flags, files)...); err != nil {
+	if err := runCompiler(dir, slices.Concat(args, flags, files)...); err != nil {
 		return nil, err
 	}
 	return os.ReadFile(filepath.Join(dir, name))
@@ -158,8 +174,15 @@ func (o compiledObject) link(dir string, hidden []string) error {
 	if err := os.WriteFile(filepath.Join(dir, visible), []byte(versionScript(hidden)), 0o600); err != nil {
 		return err
 	}
-	_, err := command(dir, "gcc", "-shared", "-pthread", "-Wl,-soname,"+libraryName, "-Wl,--version-script="+visible,
+	return runCompiler(dir, "-shared", "-pthread", "-Wl,-soname,"+libraryName, "-Wl,--version-script="+visible,
 		"-o", libraryName, code)
+}
+
+// runCompiler runs the compiler of cgo, so that the stand-in is for the
+// architecture of the programs that load it.
+func runCompiler(dir string, args ...string) error {
+	cc := strings.Fields(cmp.Or(os.Getenv("CC"), "gcc"))
+	_, err := command(dir, cc[0], append(cc[1:], args...)...)
 	return err
 }
 

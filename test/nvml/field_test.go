@@ -42,22 +42,6 @@ func TestFieldScopes(t *testing.T) {
 	})
 }
 
-// TestAddFields checks that the driver adds to the caller's value in an entry, for each type.
-func TestAddFields(t *testing.T) {
-	runOnNode(t, func(n *testNode) {
-		n.setup("add fields", "gpu 0 field 3 10 u64", "gpu 0 field 4 10 u32", "gpu 0 field 5 10 u16", "gpu 0 field 6 10 f64", "fail field:11 gpu 0 UNKNOWN")
-		values := []nvml.FieldValue{{FieldId: 3}, {FieldId: 4}, {FieldId: 5}, {FieldId: 6}, {FieldId: 11}}
-		for i := range uint64(3) {
-			n.want(nvml.SUCCESS, n.gpu(0).GetFieldValues(values))
-			for at, v := range values {
-				if want := 10 * (i + 1); at < 4 && decodeField(v) != want || at == 4 && decodeField(v) != 0 {
-					n.Errorf("call %d, field %d: %d", i+1, v.FieldId, decodeField(v))
-				}
-			}
-		}
-	})
-}
-
 // allLinks is the scope of the sum of all NVLinks.
 const allLinks = 1<<32 - 1
 

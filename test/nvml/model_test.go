@@ -34,7 +34,7 @@ func capabilities(n *testNode, gpu nvml.Device) map[string]bool {
 		"bytes":    field(nvml.FI_DEV_NVLINK_COUNT_XMIT_BYTES, allLinks),
 		"replay":   field(nvml.FI_DEV_NVLINK_ERROR_DL_REPLAY, 0),
 		"symbol":   field(nvml.FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS, 0),
-		"c2c":      slices.Equal(n.readScopes(gpu, nvml.FI_DEV_C2C_LINK_GET_STATUS, 0, 1, 2), []int64{1, 1, -1}),
+		"c2c":      slices.Equal(n.readScopes(gpu, nvml.FI_DEV_C2C_LINK_GET_STATUS, 0, 1, 10), []int64{1, 1, -1}),
 		"module":   field(nvml.FI_DEV_POWER_INSTANT, nvml.POWER_SCOPE_MODULE),
 		"pcie":     field(nvml.FI_DEV_PCIE_COUNT_LCRC_ERROR, 0),
 	}
@@ -42,18 +42,24 @@ func capabilities(n *testNode, gpu nvml.Device) map[string]bool {
 
 func TestModels(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
-		n.setup("gpus 6", "gpu 1 model a100", "gpu 2 model b200", "gpu 3 model t4", "gpu 4 model h100", "gpu 5 model gb200")
+		n.setup("gpus 11", "gpu 1 model a100", "gpu 2 model b200", "gpu 3 model t4", "gpu 4 model h100", "gpu 5 model gb200",
+			"gpu 6 model h200", "gpu 7 model l40s", "gpu 8 model rtx4080s", "gpu 9 model rtx2080s", "gpu 10 model gh200")
 		for i, want := range []struct {
 			name string
 			arch nvml.DeviceArchitecture
 			has  []string
 		}{
-			{"NVIDIA H100 80GB HBM3", 9, []string{"gpm", "mig", "nvlink", "remap", "sram", "repair", "fabric", "margin", "hbm", "average", "kib", "replay", "pcie"}},
+			{"NVIDIA H100 80GB HBM3", 9, []string{"gpm", "mig", "nvlink", "remap", "sram", "repair", "fabric", "platform", "margin", "hbm", "average", "kib", "replay", "pcie"}},
 			{"NVIDIA A100-SXM4-80GB", 7, []string{"mig", "nvlink", "remap", "sram", "limits", "hbm", "kib", "replay"}},
 			{"NVIDIA B200", 10, []string{"gpm", "mig", "nvlink", "remap", "sram", "repair", "fabric", "platform", "margin", "hbm", "average", "bytes", "symbol", "pcie"}},
 			{"Tesla T4", 6, []string{"retire", "limits"}},
-			{"NVIDIA H100 80GB HBM3", 9, []string{"gpm", "mig", "nvlink", "remap", "sram", "repair", "fabric", "margin", "hbm", "average", "kib", "replay", "pcie"}},
+			{"NVIDIA H100 80GB HBM3", 9, []string{"gpm", "mig", "nvlink", "remap", "sram", "repair", "fabric", "platform", "margin", "hbm", "average", "kib", "replay", "pcie"}},
 			{"NVIDIA GB200", 10, []string{"gpm", "mig", "nvlink", "remap", "sram", "repair", "fabric", "platform", "margin", "hbm", "average", "bytes", "symbol", "pcie", "c2c", "module"}},
+			{"NVIDIA H200", 9, []string{"gpm", "mig", "nvlink", "remap", "sram", "repair", "fabric", "platform", "margin", "hbm", "average", "kib", "replay", "pcie"}},
+			{"NVIDIA L40S", 8, []string{"remap", "sram", "repair", "platform", "margin", "average"}},
+			{"NVIDIA GeForce RTX 4080 SUPER", 8, []string{"sram", "repair", "platform", "limits", "average"}},
+			{"NVIDIA GeForce RTX 2080 SUPER", 6, []string{"nvlink", "platform", "limits"}},
+			{"NVIDIA GH200 480GB", 9, []string{"gpm", "mig", "nvlink", "remap", "sram", "repair", "platform", "margin", "hbm", "average", "pcie", "c2c", "module"}},
 		} {
 			gpu := n.gpu(i)
 			name, _ := gpu.GetName()

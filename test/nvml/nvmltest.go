@@ -28,7 +28,7 @@
 //	lock driver                             all calls share a lock, as in real drivers
 //	gpu <sel> <key> <value>                 README.md lists the keys
 //	confidential on|off|devtools|unready|none
-//	gpu <sel> model h100|a100|b200|gb200|t4 values of the model; before other lines of the GPU
+//	gpu <sel> model h100|h200|l40s|… values of the model; before other lines of the GPU
 //	gpu <sel> field <id>[-<id>][/<scope>|/link] <value> [<type>]
 //	gpu <sel> metric <id>[-<id>][/<gi>] <value>    GPM metric: the mean between two samples
 //	gpu <sel> process <pid> <bytes> [gi <n>] [ci <n>] [type compute|graphics|mps] [sm|mem|enc|dec <value>]

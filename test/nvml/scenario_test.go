@@ -12,43 +12,45 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 func TestScenarioFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "scenario")
 	s := NewScenario(path)
+	set := func(lines ...string) func() error { return func() error { return s.Set(lines...) } }
+	clearLines := func(words string) func() error { return func() error { return s.Clear(words) } }
+	event := func(gpu int, what string) func() error { return func() error { return s.Event(gpu, what) } }
 	for _, step := range []struct {
 		do   func() error
 		want string
 	}{
-		{func() error { return s.Set() }, ""},
-		{func() error { return s.Set("gpu 3 power 1", "gpu 30 power 2") }, "gpu 3 power 1|gpu 30 power 2"},
-		{func() error { return s.Set("gpu 3 power 5") }, "gpu 30 power 2|gpu 3 power 5"},
-		{func() error { return s.Set("gpu 3 field 82 1", "gpu 3 field 83 1", "gpu 3 field 82 2") }, "gpu 30 power 2|gpu 3 power 5|gpu 3 field 83 1|gpu 3 field 82 2"},
-		{func() error { return s.Clear("gpu 3") }, "gpu 30 power 2"},
-		{func() error { return s.Set("hang * gpu 1", "hang * gpu 2", "gpus 4", "gpus 5") }, "gpu 30 power 2|hang * gpu 1|hang * gpu 2|gpus 5"},
-		{func() error { return s.Clear("hang") }, "gpu 30 power 2|gpus 5"},
-		{func() error { return s.Event(1, "xid 79") }, "gpu 30 power 2|gpus 5|event 1000000 gpu 1 xid 79"},
-		{func() error { return s.Event(1, "xid 79") }, "gpu 30 power 2|gpus 5|event 1000000 gpu 1 xid 79|event 2000000 gpu 1 xid 79"},
-		{func() error {
-			return s.Set("gpu 9 slice 0 a", "gpu 9 slice 1 b", "gpu 9 slice 0 c", "ancestor 0 1 x", "ancestor 0 1 y", "confidential on", "confidential off", "gpu 9 metric 2/1 5", "gpu 9 metric 2/1 6")
-		}, "gpu 30 power 2|gpus 5|event 1000000 gpu 1 xid 79|event 2000000 gpu 1 xid 79|gpu 9 slice 1 b|gpu 9 slice 0 c|ancestor 0 1 y|confidential off|gpu 9 metric 2/1 6"},
-		{func() error { s.Clear("gpu 9"); s.Clear("confidential"); return s.Clear("ancestor") }, "gpu 30 power 2|gpus 5|event 1000000 gpu 1 xid 79|event 2000000 gpu 1 xid 79"},
-		{func() error { return s.Event(2, "xid 31 x 10") }, "gpu 30 power 2|gpus 5|event 1000000 gpu 1 xid 79|event 2000000 gpu 1 xid 79|event 3000000 gpu 2 xid 31 x 10"},
-		{func() error { return s.Event(2, "xid 31") }, "gpu 30 power 2|gpus 5|event 1000000 gpu 1 xid 79|event 2000000 gpu 1 xid 79|event 3000000 gpu 2 xid 31 x 10|event 4000000 gpu 2 xid 31"},
-		{func() error { return s.Clear("event 3000000") }, "gpu 30 power 2|gpus 5|event 1000000 gpu 1 xid 79|event 2000000 gpu 1 xid 79|event 4000000 gpu 2 xid 31"},
-		{func() error { return s.Clear("event 4000000") }, "gpu 30 power 2|gpus 5|event 1000000 gpu 1 xid 79|event 2000000 gpu 1 xid 79"},
-		{func() error { return s.Set("nonsense") }, "gpu 30 power 2|gpus 5|event 1000000 gpu 1 xid 79|event 2000000 gpu 1 xid 79|nonsense"},
-		{func() error { return s.Clear("") }, ""},
+		{set(), ""},
+		{set("gpu 3 power 1", "gpu 30 power 2"), "gpu 3 power 1|gpu 30 power 2"},
+		{set("gpu 3 power 5"), "gpu 30 power 2|gpu 3 power 5"},
+		{
+			set("gpu 3 field 82 1", "gpu 3 field 83 1", "gpu 3 field 82 2"),
+			"gpu 30 power 2|gpu 3 power 5|gpu 3 field 83 1|gpu 3 field 82 2",
+		},
+		{clearLines("gpu 3"), "gpu 30 power 2"},
+		{set("hang * gpu 1", "hang * gpu 2", "gpus 4", "gpus 5"), "gpu 30 power 2|hang * gpu 1|hang * gpu 2|gpus 5"},
+		{clearLines("hang"), "gpu 30 power 2|gpus 5"},
+		{clearLines("gpu 30"), "gpus 5"},
+		{event(1, "xid 79"), "gpus 5|event 1000000 gpu 1 xid 79"},
+		{event(2, "xid 31 x 10"), "gpus 5|event 1000000 gpu 1 xid 79|event 2000000 gpu 2 xid 31 x 10"},
+		{clearLines("event 1000000"), "gpus 5|event 2000000 gpu 2 xid 31 x 10"},
+		{clearLines(""), ""},
+		{
+			set("gpu 9 slice 0 a", "gpu 9 slice 1 b", "gpu 9 slice 0 c", "ancestor 0 1 x", "ancestor 0 1 y", "confidential on",
+				"confidential off", "gpu 9 metric 2/1 5", "gpu 9 metric 2/1 6", "nonsense"),
+			"gpu 9 slice 1 b|gpu 9 slice 0 c|ancestor 0 1 y|confidential off|gpu 9 metric 2/1 6|nonsense",
+		},
 	} {
-		if err := step.do(); err != nil {
-			t.Fatal(err)
-		}
-		content, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, lines, _ := strings.Cut(string(content), "\n")
+		require.NoError(t, step.do())
+		content := testfile.Read(t, path)
+		_, lines, _ := strings.Cut(content, "\n")
 		if got := strings.ReplaceAll(strings.TrimSpace(lines), "\n", "|"); got != step.want {
 			t.Errorf("got  %s\nwant %s", got, step.want)
 		}
@@ -168,9 +170,7 @@ func redirectStderr(n *testNode) func() string {
 func scenarioKeys(t *testing.T, macro string) []string {
 	t.Helper()
 	header, err := fs.ReadFile(sources, "standin/scenario.h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	definition := regexp.MustCompile(`(?s)#define ` + macro + `\(X\)(.*?[^\\])\n`).FindSubmatch(header)
 	var keys []string
 	for _, m := range regexp.MustCompile(`X\((\w+)\)`).FindAllSubmatch(definition[1], -1) {
@@ -182,12 +182,9 @@ func scenarioKeys(t *testing.T, macro string) []string {
 
 // TestReadme checks that README.md documents each key and model.
 func TestReadme(t *testing.T) {
-	page, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := testfile.Read(t, "README.md")
 	for _, key := range slices.Concat(scenarioKeys(t, "GPU_VALUES"), scenarioKeys(t, "GPU_TEXTS")) {
-		if !strings.Contains(string(page), "`"+key+"`") {
+		if !strings.Contains(page, "`"+key+"`") {
 			t.Errorf("README.md lacks %s", key)
 		}
 	}
@@ -197,7 +194,7 @@ func TestReadme(t *testing.T) {
 	}
 	for _, file := range models {
 		name := strings.TrimSuffix(filepath.Base(file), ".scenario")
-		if !regexp.MustCompile(`model [^ ]*\b` + name + `\b`).Match(page) {
+		if !regexp.MustCompile(`model [^ ]*\b` + name + `\b`).MatchString(page) {
 			t.Errorf("README.md lacks model %s", name)
 		}
 	}

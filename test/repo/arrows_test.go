@@ -4,14 +4,14 @@ package repo
 import (
 	"go/parser"
 	"go/token"
-	"io/fs"
-	"os"
+	"maps"
 	"path"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 const (
@@ -21,65 +21,82 @@ const (
 
 // allowedImports lists the packages of this module that each package may import. Tests may also import testImports.
 var allowedImports = map[string][]string{
-	"cmd/podgauge":                  {"internal/app", "internal/doctor", "internal/nvml"},
-	"cmd/podgauge-sim":              {"internal/app", "internal/nvml", "internal/nvml/metric", "internal/xid", "internal/sim"},
-	"internal/app":                  {"internal/node", "internal/operator", "internal/rules", "internal/config", "internal/cdi", "internal/cgroup", "internal/cli", "internal/device", "internal/doctor", "internal/kmsg", "internal/kubeapi", "internal/kubestatus", "internal/nodelabel", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/response", "plugin/preferred", "podresources", "internal/pods", "internal/state"},
-	"cmd/demo":                      {},
+	"cmd/podgauge":                  {"internal/app", "internal/doctor", "internal/nvml", "internal/nvml/capture"},
+	"cmd/podgauge-sim":              {"internal/app", "internal/nvml", "internal/nvml/metric", "internal/xid", "internal/sim", "internal/sim/kubelet", "internal/sim/replay"},
+	"internal/app":                  {"exporter", "internal/cdi", "internal/cgroup", "internal/cli", "internal/client", "internal/config", "internal/device", "internal/allocation", "internal/health", "internal/doctor", "internal/flags", "internal/incident", "internal/kmsg", "internal/kubeapi", "internal/kubestatus", "internal/node", "internal/operator", "internal/pods", "internal/readiness", "internal/rules", "internal/state", "internal/validate", "internal/web/api", "internal/web/server", "plugin", "podresources"},
+	"internal/client":               {"internal/cli", "internal/operator", "internal/web/api"},
 	"internal/cli":                  {"internal/incident", "internal/web/api"},
 	"internal/config":               {"internal/device", "plugin/preferred", "plugin/response"},
 	"dashboards":                    {},
 	"internal/cdi":                  {"internal/device", "plugin/response"},
-	"internal/cgroup":               {"internal/device"},
+	"internal/cgroup":               {"internal/allocation"},
 	"internal/device":               {},
-	"internal/nvml":                 {"internal/device", "internal/nvml/collect", "internal/nvml/lib", "internal/nvml/metric", "internal/xid"},
+	"internal/allocation":           {"internal/device"},
+	"internal/health":               {"internal/device"},
+	"internal/nvml":                 {"internal/device", "internal/allocation", "internal/nvml/collect", "internal/nvml/lib", "internal/nvml/metric", "internal/xid"},
 	"internal/nvml/collect":         {"internal/device", "internal/nvml/lib", "internal/nvml/metric", "internal/xid"},
 	"internal/nvml/metric":          {"internal/device", "internal/nvml/lib"},
 	"internal/nvml/lib":             {"internal/device", "internal/xid"},
+	"internal/nvml/capture":         {"internal/device", "internal/nvml", "internal/nvml/lib"},
 	"internal/xid":                  {"internal/device"},
-	"internal/doctor":               {"internal/device", "plugin/response"},
-	"plugin":                        {"internal/config", "internal/device", "plugin/response", "plugin/preferred"},
+	"internal/doctor":               {"internal/cli", "internal/device", "plugin/response"},
+	"plugin":                        {"internal/config", "internal/device", "internal/allocation", "plugin/response", "plugin/preferred"},
 	"plugin/response":               {"internal/device"},
 	"plugin/preferred":              {"internal/device"},
-	"podresources":                  {"internal/device"},
-	"internal/pods":                 {"internal/device", "internal/kubeapi", "internal/pods/podpb"},
+	"podresources":                  {"internal/device", "internal/allocation"},
+	"internal/pods":                 {"internal/device", "internal/allocation", "internal/kubeapi", "internal/pods/podpb"},
 	"internal/pods/podpb":           {},
 	"internal/kmsg":                 {"internal/device"},
 	"internal/kubeapi":              {},
 	"internal/kubestatus":           {"internal/node", "internal/device", "internal/xid", "internal/incident", "internal/kubeapi"},
-	"internal/node":                 {"internal/config", "internal/device", "internal/incident", "internal/pods", "internal/state", "plugin"},
-	"internal/operator":             {"internal/device", "internal/node", "internal/web/api"},
+	"internal/node":                 {"internal/config", "internal/device", "internal/allocation", "internal/incident", "internal/pods", "internal/state", "plugin"},
+	"internal/operator":             {"internal/device", "internal/allocation", "internal/health", "internal/incident", "internal/node", "internal/readiness", "internal/state", "internal/web/api", "internal/web/server"},
+	"internal/readiness":            {"internal/device", "internal/health", "internal/node", "plugin"},
+	"internal/validate":             {"internal/cli", "internal/config", "internal/device", "internal/rules"},
 	"internal/rules":                {"internal/cdi", "internal/config", "internal/device", "plugin", "plugin/response"},
 	"internal/nodelabel":            {"internal/device", "internal/kubeapi"},
-	"internal/incident":             {"internal/device", "internal/xid"},
-	"internal/state":                {"internal/device", "internal/incident"},
-	"exporter":                      {"internal/node", "internal/state", "plugin", "internal/device", "internal/xid", "internal/web/api", "internal/web/status", "internal/incident"},
-	"internal/web/api":              {"internal/device", "internal/incident"},
-	"internal/web/status":           {"plugin", "internal/device", "internal/web/api", "internal/xid", "internal/incident"},
-	"internal/sim":                  {"internal/device", "internal/sim/kubelet"},
+	"internal/flags":                {"exporter", "internal/config", "internal/kubeapi", "internal/kubestatus", "internal/nodelabel", "internal/pods", "internal/web/server"},
+	"internal/incident":             {"internal/device", "internal/allocation", "internal/xid"},
+	"internal/state":                {"internal/health", "internal/incident"},
+	"exporter":                      {"internal/node", "internal/state", "plugin", "internal/device", "internal/allocation", "internal/health", "internal/xid", "internal/web/api", "internal/web/status", "internal/incident"},
+	"internal/web/api":              {"internal/device", "internal/allocation", "internal/incident"},
+	"internal/web/server":           {},
+	"internal/web/status":           {"plugin", "internal/device", "internal/allocation", "internal/web/api", "internal/xid", "internal/incident"},
+	"internal/sim":                  {"internal/device", "internal/allocation", "internal/sim/kubelet"},
 	"internal/sim/kubelet":          {},
+	"internal/sim/replay":           {"internal/nvml/capture", "internal/nvml/lib"},
 	"internal/atomicfile":           {},
 	"internal/loglimit":             {},
 	"internal/pubsub":               {},
 	"internal/retry":                {},
 	"internal/text":                 {},
 	"test/helpers/apiserver":        {"internal/kubeapi"},
-	"test/kubelet/conformance":      {"internal/pods/podpb"},
+	"test/kubelet/conformance":      {"internal/pods/podpb", "internal/sim/kubelet", "test/helpers/deviceplugin"},
+	"test/helpers/background":       {"internal/sim/kubelet"},
+	"test/helpers/deviceplugin":     {"internal/pubsub"},
 	"test/helpers/devicetest":       {"internal/device"},
 	"test/bubble":                   {},
 	"test/kubelet/churn":            {},
 	"test/observability/dashboards": {"dashboards", "internal/sim"},
+	"test/captures":                 {"internal/device"},
 	"test/nvml":                     {},
 	"test/nvml/build":               {"test/nvml"},
 	"test/observability/peers":      {},
-	"test/helpers/program":          {},
-	"test/repo":                     {},
+	"test/helpers/docs":             {},
+	"test/helpers/bufserver":        {},
+	"test/helpers/certificate":      {"test/helpers/require"},
+	"test/helpers/require":          {},
+	"test/helpers/testfile":         {"test/helpers/require"},
+	"test/helpers/program":          {"test/helpers/require"},
+	"test/helpers/testlog":          {},
+	"test/repo":                     {"exporter"},
 }
 
 // leafPackages may be imported by any package.
 var leafPackages = []string{"internal/atomicfile", "internal/loglimit", "internal/pubsub", "internal/retry", "internal/text"}
 
 // testImports may be imported by any test.
-var testImports = []string{"internal/config", "internal/device", "internal/node", "internal/pods", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/helpers/apiserver", "test/bubble", "test/kubelet/churn", "test/helpers/devicetest", "test/nvml", "test/helpers/program"}
+var testImports = []string{"internal/config", "internal/device", "internal/allocation", "internal/health", "internal/node", "internal/pods", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/helpers/apiserver", "test/bubble", "test/captures", "test/kubelet/churn", "test/kubelet/conformance", "test/helpers/background", "test/helpers/bufserver", "test/helpers/certificate", "test/helpers/deviceplugin", "test/helpers/devicetest", "test/helpers/docs", "test/nvml", "test/helpers/program", "test/helpers/require", "test/helpers/testfile", "test/helpers/testlog"}
 
 // bannedModules lists prefixes of foreign modules that a package must not import.
 var bannedModules = map[string][]string{
@@ -95,30 +112,23 @@ var bannedModules = map[string][]string{
 	"internal/web/status": {"github.com/prometheus", "github.com/NVIDIA", "google.golang.org/", "k8s.io/"},
 	"exporter":            {"google.golang.org/grpc", "k8s.io/kubelet"},
 	"internal/device":     {"github.com/", "google.golang.org/", "k8s.io/"},
+	"internal/allocation": {"github.com/", "google.golang.org/", "k8s.io/"},
+	"internal/health":     {"github.com/", "google.golang.org/", "k8s.io/"},
 	"internal/sim":        {"github.com/NVIDIA"},
 }
 
 func TestAllowedImports(t *testing.T) {
 	t.Chdir(root)
+	modules := slices.Collect(maps.Keys(texts(t, ".", func(name string) bool { return name == "go.mod" })))
 	seen := map[string]bool{}
-	err := filepath.WalkDir(".", func(file string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
+	for file, source := range texts(t, ".", func(name string) bool { return path.Ext(name) == ".go" }) {
+		isOther := func(module string) bool {
+			return module != "go.mod" && strings.HasPrefix(file, path.Dir(module)+"/")
 		}
-		if entry.IsDir() {
-			if name := entry.Name(); name != "." && (name == "testdata" || name == "node_modules" || strings.HasPrefix(name, ".") || isModule(file)) {
-				return fs.SkipDir
-			}
-			return nil
+		if !slices.ContainsFunc(modules, isOther) {
+			seen[path.Dir(file)] = true
+			checkImports(t, path.Dir(file), file, source)
 		}
-		if pkg := path.Dir(file); strings.HasSuffix(file, ".go") && pkg != "." {
-			seen[pkg] = true
-			checkImports(t, pkg, file)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	for pkg := range allowedImports {
 		if !seen[pkg] {
@@ -127,29 +137,19 @@ func TestAllowedImports(t *testing.T) {
 	}
 }
 
-// isModule reports whether a folder is the root of a Go module.
-func isModule(dir string) bool {
-	_, err := os.Stat(filepath.Join(dir, "go.mod"))
-	return err == nil
-}
-
-func checkImports(t *testing.T, pkg, file string) {
+func checkImports(t *testing.T, pkg, file, text string) {
 	t.Helper()
 	allowed, known := allowedImports[pkg]
 	if !known {
 		t.Errorf("%s: package %s is missing from allowedImports", file, pkg)
 		return
 	}
-	source, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
-	if err != nil {
-		t.Fatal(err)
-	}
+	source, err := parser.ParseFile(token.NewFileSet(), file, text, parser.ImportsOnly)
+	require.NoError(t, err)
 	test := strings.HasSuffix(file, "_test.go")
 	for _, spec := range source.Imports {
 		name, err := strconv.Unquote(spec.Path.Value)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		ours, isOurs := strings.CutPrefix(name, module)
 		switch {
 		case isOurs && ours != pkg && !slices.Contains(allowed, ours) && !slices.Contains(leafPackages, ours) && (!test || !slices.Contains(testImports, ours)):

@@ -1,24 +1,22 @@
 package repo
 
 import (
-	"io/fs"
-	"os"
 	"os/exec"
 	"path"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // TestStartsNothing checks that code to start processes or to call the API server by client-go is not even linked.
 func TestStartsNothing(t *testing.T) {
 	t.Chdir(root)
 	list, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/podgauge").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	packages := strings.Fields(string(list))
 	if !slices.Contains(packages, "google.golang.org/grpc") {
 		t.Errorf("got %d packages without gRPC", len(packages))
@@ -30,42 +28,25 @@ func TestStartsNothing(t *testing.T) {
 	}
 }
 
-var fuzzTarget = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
-
 // TestFuzzTargets checks that docs/explanation/security.md lists exactly the existing fuzz targets.
 func TestFuzzTargets(t *testing.T) {
 	t.Chdir(root)
-	page, err := os.ReadFile("docs/explanation/security.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	const page = "docs/explanation/security.md"
 	documented := map[string]int{}
-	for _, name := range regexp.MustCompile("`(Fuzz\\w+)`").FindAllStringSubmatch(string(page), -1) {
+	for _, name := range regexp.MustCompile("`(Fuzz\\w+)`").FindAllStringSubmatch(testfile.Read(t, page), -1) {
 		documented[name[1]]++
 	}
-	err = filepath.WalkDir(".", func(file string, entry fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case entry.IsDir() && file != "." && strings.HasPrefix(entry.Name(), "."):
-			return fs.SkipDir
-		case !strings.HasSuffix(file, "_test.go"):
-			return nil
-		}
-		source, err := os.ReadFile(file)
-		for _, name := range fuzzTarget.FindAllStringSubmatch(string(source), -1) {
+	target := regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
+	for file, source := range texts(t, ".", func(name string) bool { return strings.HasSuffix(name, "_test.go") }) {
+		for _, name := range target.FindAllStringSubmatch(source, -1) {
 			if documented[name[1]]--; documented[name[1]] < 0 {
-				t.Errorf("docs/explanation/security.md lacks %s of %s", name[1], path.Dir(file))
+				t.Errorf("%s lacks %s of %s", page, name[1], path.Dir(file))
 			}
 		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	for name, n := range documented {
 		if n > 0 {
-			t.Errorf("docs/explanation/security.md lists %s, which does not exist", name)
+			t.Errorf("%s lists %s, which does not exist", page, name)
 		}
 	}
 }

@@ -42,12 +42,11 @@ type file struct {
 
 func kindOf(path string) kind {
 	switch dir := filepath.Dir(path) + "/"; {
-	case strings.HasSuffix(path, "_test.go"):
+	case strings.HasSuffix(path, "_test.go"), dir == "test/kubelet/conformance/": // cases for every kubelet
 		return test
 	case strings.HasPrefix(dir, "internal/sim/"), dir == "cmd/podgauge-sim/":
 		return simulator
-	case strings.HasPrefix(dir, "test/"), strings.HasPrefix(dir, "tools/"), dir == "cmd/demo/",
-		strings.HasSuffix(dir, "test/"):
+	case strings.HasPrefix(dir, "test/"), strings.HasPrefix(dir, "tools/"), strings.HasSuffix(dir, "test/"):
 		return helper
 	default:
 		return production

@@ -8,15 +8,15 @@ import (
 )
 
 const (
-	// DenialsToConfirm is the number of denials in a row needed as proof: a
+	// denialsToConfirm is the number of denials in a row needed as proof: a
 	// single NOT_SUPPORTED may be stray.
-	DenialsToConfirm = 3
-	// slowInterval is the age of a due slow value, and the time from a denial
-	// to the next try. It is less than half a minute, so that scrapes every 30
-	// s read all values.
+	denialsToConfirm = 2
+	// slowInterval is the age of a due slow value, and the time from a first
+	// denial to the next try. It is less than half a minute, so that scrapes
+	// every 30 s read all values.
 	slowInterval = 25 * time.Second
 	// confirmedInterval is the time from confirmed denials to the next try.
-	confirmedInterval = 5 * time.Minute
+	confirmedInterval = time.Minute
 )
 
 // attempt is the newest request to the driver for a value, a list or a sample.
@@ -24,14 +24,14 @@ const (
 type attempt struct {
 	madeAt  time.Time
 	failed  bool
-	denials int // in a row, up to DenialsToConfirm
+	denials int // in a row: the GPU or its driver lacks the value
 }
 
 // record notes the result of a request.
 func (a *attempt) record(ret nvml.Return, now time.Time) {
 	denials := 0
 	if lib.IsUnavailable(ret) {
-		denials = min(a.denials+1, DenialsToConfirm)
+		denials = a.denials + 1
 	}
 	*a = attempt{now, ret != nvml.SUCCESS, denials}
 }
@@ -40,7 +40,7 @@ func (a *attempt) record(ret nvml.Return, now time.Time) {
 // in each collection.
 func (a *attempt) due(interval time.Duration, now time.Time) bool {
 	switch {
-	case a.denials >= DenialsToConfirm:
+	case a.confirmed():
 		interval = confirmedInterval
 	case a.denials > 0:
 		interval = slowInterval
@@ -52,4 +52,4 @@ func (a *attempt) due(interval time.Duration, now time.Time) bool {
 func (a *attempt) succeeded() bool { return !a.madeAt.IsZero() && !a.failed }
 
 // confirmed reports whether the denials suffice to be believed.
-func (a *attempt) confirmed() bool { return a.denials >= DenialsToConfirm }
+func (a *attempt) confirmed() bool { return a.denials >= denialsToConfirm }

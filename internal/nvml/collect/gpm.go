@@ -34,7 +34,7 @@ func (g *GPUReader) takeSamples(now time.Time) {
 	g.updateInstances()
 	g.takeSample(&g.target, noGPUInstance, now)
 	for _, in := range g.instances {
-		if !g.results.aborted && in.sampler.due(now) && g.verifyHandle(in) {
+		if !g.results.aborted && len(in.members) > 0 && in.sampler.due(now) && g.verifyHandle(in) {
 			g.takeSample(&in.target, in.gi, now)
 		}
 	}
@@ -48,59 +48,61 @@ func (g *GPUReader) takeSample(t *target, instance int, now time.Time) {
 		return
 	}
 	t.latest.UnsetGPM()
-	sample := g.takeBuffer()
-	if sample == nil {
+	if !g.allocateSamples(s) {
 		return
 	}
 	resets := g.history.resets.Load()
 	symbol, ret := "nvmlGpmSampleGet", nvml.SUCCESS
 	if instance == noGPUInstance {
-		ret = g.session.NVML.GpmSampleGet(g.Handle, sample)
+		ret = g.session.NVML.GpmSampleGet(g.Handle, s.next)
 	} else {
-		symbol, ret = "nvmlGpmMigSampleGet", g.session.NVML.GpmMigSampleGet(g.Handle, instance, sample)
+		symbol, ret = "nvmlGpmMigSampleGet", g.session.NVML.GpmMigSampleGet(g.Handle, instance, s.next)
 	}
 	g.recordResult(symbol, ret)
 	s.record(ret, now)
-	if ret == nvml.SUCCESS && now.Sub(s.takenAt) <= maxWindowAge && s.resets == resets {
-		g.compareSamples(s.previous, sample, &t.latest)
+	if ret != nvml.SUCCESS { // the next sample is a first one
+		s.takenAt = time.Time{}
+		return
 	}
-	g.dropSample(s)
-	s.previous, s.resets = sample, resets
-	if ret == nvml.SUCCESS { // otherwise the next sample is a first one
-		s.takenAt = now
+	if now.Sub(s.takenAt) <= maxWindowAge && s.resets == resets {
+		g.compareSamples(s, instance, &t.latest)
 	}
+	s.previous, s.next = s.next, s.previous
+	s.takenAt, s.resets = now, resets
 }
 
-func (g *GPUReader) takeBuffer() nvml.GpmSample {
-	if last := len(g.buffers) - 1; last >= 0 {
-		buffer := g.buffers[last]
-		g.buffers = g.buffers[:last]
-		return buffer
+// allocateSamples allocates missing samples, and reports whether both are there.
+func (g *GPUReader) allocateSamples(s *gpmSampler) bool {
+	for _, sample := range []*nvml.GpmSample{&s.previous, &s.next} {
+		if *sample != nil {
+			continue
+		}
+		if g.freed {
+			return false
+		}
+		allocated, ret := g.session.NVML.GpmSampleAlloc()
+		if ret != nvml.SUCCESS {
+			return false
+		}
+		*sample = allocated
 	}
-	if g.freed {
-		return nil
-	}
-	buffer, ret := g.session.NVML.GpmSampleAlloc()
-	if ret != nvml.SUCCESS {
-		return nil
-	}
-	return buffer
+	return true
 }
 
-// compareSamples reads the metrics between two samples.
-func (g *GPUReader) compareSamples(earlier, later nvml.GpmSample, values *metric.Values) {
-	request := nvml.GpmMetricsGetType{NumMetrics: uint32(len(metric.GPMValues)), Sample1: earlier, Sample2: later}
+// compareSamples reads the metrics between both samples.
+func (g *GPUReader) compareSamples(s *gpmSampler, instance int, values *metric.Values) {
+	metrics := make([]nvml.GpmMetric, len(metric.GPMValues))
 	for i, v := range metric.GPMValues {
-		request.Metrics[i] = nvml.GpmMetric{MetricId: uint32(v.Metric), NvmlReturn: uint32(nvml.ERROR_UNKNOWN)}
+		metrics[i] = nvml.GpmMetric{MetricId: uint32(v.Metric), NvmlReturn: uint32(nvml.ERROR_UNKNOWN)}
 	}
-	ret := g.session.NVML.GpmMetricsGet(&request)
+	ret := lib.GPMMetrics(g.Handle, instance, s.previous, s.next, metrics)
 	g.recordResult("nvmlGpmMetricsGet", ret)
 	if ret != nvml.SUCCESS {
 		return
 	}
 	for i, v := range metric.GPMValues {
-		if nvml.Return(request.Metrics[i].NvmlReturn) == nvml.SUCCESS {
-			values.Set(v.ID, request.Metrics[i].Value)
+		if nvml.Return(metrics[i].NvmlReturn) == nvml.SUCCESS {
+			values.Set(v.ID, metrics[i].Value)
 		}
 	}
 }
@@ -108,14 +110,17 @@ func (g *GPUReader) compareSamples(earlier, later nvml.GpmSample, values *metric
 // FreeSamples frees all samples of an unlisted GPU. Samples of an earlier Init
 // are already gone. The caller holds Mu.
 func (g *GPUReader) FreeSamples(current *lib.Session) {
-	g.dropSample(&g.sampler)
+	samplers := []*gpmSampler{&g.sampler}
 	for _, in := range g.instances {
-		g.dropSample(&in.sampler)
+		samplers = append(samplers, &in.sampler)
 	}
-	for _, buffer := range g.buffers {
-		if g.session == current {
-			_ = g.session.NVML.GpmSampleFree(buffer) // a failure changes nothing
+	for _, s := range samplers {
+		for _, sample := range []nvml.GpmSample{s.previous, s.next} {
+			if sample != nil && g.session == current {
+				_ = g.session.NVML.GpmSampleFree(sample) // a failure changes nothing
+			}
 		}
+		*s = gpmSampler{}
 	}
-	g.buffers, g.freed = nil, true
+	g.freed = true
 }

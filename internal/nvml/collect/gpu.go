@@ -39,10 +39,8 @@ type GPUReader struct {
 	seenReasons         uint64    // for slower clocks: supported, regardless of SupportedClockReasons
 	collectedAt         time.Time // begin of the newest collection
 	seenResets          uint64    // resets of history before the newest values
-	hadFault            bool      // in the newest check
 	repairPending       bool      // until the next reset
-	buffers             []nvml.GpmSample
-	// freed is set when the GPU is no longer listed: no further buffers are
+	// freed is set when the GPU is no longer listed: no further samples are
 	// allocated.
 	freed        bool
 	processes    processBuffers
@@ -174,14 +172,6 @@ func (g *GPUReader) makeCall(i int, t *target, now time.Time) {
 	ret := c.Get(t.Handle, &t.latest)
 	newest.record(ret, now)
 	g.recordResult(c.Symbol, ret)
-}
-
-// dropSample makes the buffer of a sampler available for further samples.
-func (g *GPUReader) dropSample(s *gpmSampler) {
-	if s.previous != nil {
-		g.buffers = append(g.buffers, s.previous)
-	}
-	s.previous, s.takenAt = nil, time.Time{}
 }
 
 // forget forgets all denials and values: denials during trouble prove nothing,

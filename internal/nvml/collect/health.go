@@ -19,16 +19,14 @@ func (g *GPUReader) Check() (device.ResetEvidence, error) {
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
 	fault, err := g.runChecks(time.Now())
-	if err == nil {
+	if err != nil {
+		g.forget()
+	} else {
 		g.takeSamples(time.Now())
 	}
-	if err != nil || fault == nil && g.hadFault { // denials during the trouble prove nothing
-		g.forget()
-	}
-	if err == nil && fault != nil {
+	if fault != nil {
 		err = fault
 	}
-	g.hadFault = err != nil
 	_, isFault := errors.AsType[*device.Fault](err)
 	g.Responsive.Store(err == nil || isFault)
 	return device.ResetEvidence{

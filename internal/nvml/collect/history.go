@@ -99,7 +99,7 @@ func (mc *monotonicCounter) add(i int, value, wraps, maxRise float64) {
 	switch {
 	case !counter.seen && mc.started:
 		rose = 0
-	case rose < 0 && wraps > 0 && rose+wraps <= maxRise:
+	case rose < 0 && rose+wraps >= 0 && rose+wraps <= maxRise:
 		rose += wraps
 	case rose < 0:
 		rose = value

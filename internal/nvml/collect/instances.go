@@ -24,31 +24,29 @@ func (g *GPUReader) updateInstances() {
 	for _, d := range state.Devices {
 		byNumber[d.GI] = append(byNumber[d.GI], d)
 	}
-	old := g.instances
-	g.instances = make([]*instance, 0, len(byNumber))
-	for gi, members := range byNumber {
-		slices.SortFunc(members, func(a, b MIGDevice) int { return cmp.Compare(a.CI, b.CI) })
-		in := &instance{gi: gi, target: newTarget(nil, metric.TargetMIG)}
-		isKnown := func(in *instance) bool { return in.gi == gi && slices.EqualFunc(in.members, members, isSame) }
-		if i := slices.IndexFunc(old, isKnown); i >= 0 {
-			in = old[i]
-			old = slices.Delete(old, i, i+1)
+	for gi := range byNumber {
+		if !slices.ContainsFunc(g.instances, func(in *instance) bool { return in.gi == gi }) {
+			g.instances = append(g.instances, &instance{gi: gi, target: newTarget(nil, metric.TargetMIG)})
 		}
-		in.members, in.Handle = members, members[0].Handle
-		g.instances = append(g.instances, in)
 	}
 	slices.SortFunc(g.instances, func(a, b *instance) int { return cmp.Compare(a.gi, b.gi) })
-	for _, gone := range old {
-		g.dropSample(&gone.sampler)
+	for _, in := range g.instances {
+		members := byNumber[in.gi]
+		slices.SortFunc(members, func(a, b MIGDevice) int { return cmp.Compare(a.CI, b.CI) })
+		if !slices.EqualFunc(in.members, members, isSame) { // a later instance with this number
+			in.forget()
+			in.latest = metric.Values{}
+		}
+		in.members = members
+		if len(members) > 0 {
+			in.Handle = members[0].Handle
+		}
 	}
 }
 
 // verifyHandle reports whether an instance's handle is still the device's. If
 // not, all values are dropped.
 func (g *GPUReader) verifyHandle(in *instance) bool {
-	if in.Handle == nil {
-		return false
-	}
 	uuid, ret := in.Handle.GetUUID()
 	if lib.IsFinal(ret) { // all further codes concern the device alone
 		g.recordResult("nvmlDeviceGetUUID", ret)

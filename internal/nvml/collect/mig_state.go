@@ -12,15 +12,30 @@ type MIGState struct {
 	Unknown          bool // the mode is, since the first listing
 	Capable, Enabled bool
 	PendingEnabled   bool // after a reset
-	Denials          int  // of the MIG mode in a row, up to DenialsToConfirm
+	Denials          int  // of the mode, in listings in a row
+	MaxDevices       int  // 0: unknown
 	Devices          []MIGDevice
 }
 
 // MIGDevice is a MIG device of a listing.
 type MIGDevice struct {
-	ID     device.ID
-	GI, CI int
-	Handle nvml.Device // nil: unknown to the listing
+	MIGIdentity
+	Index       int    // on its GPU
+	Profile     string // "1c.3g.40gb"
+	Placement   device.Placement
+	MemoryBytes uint64
+	// Handle is that of the newest successful listing. NVML may give it to
+	// another MIG device at any time.
+	Handle nvml.Device
+}
+
+// MIGIdentity distinguishes a MIG device from a later one with the same index,
+// instances or even UUID: up to driver 460 UUIDs consist of the instances'
+// numbers, and numbers are reused at once.
+type MIGIdentity struct {
+	ID         device.ID
+	GI, CI     int
+	Attributes nvml.DeviceAttributes
 }
 
 // NoInstanceID replaces the number of a GPU or compute instance in a report

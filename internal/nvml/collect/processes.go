@@ -3,7 +3,6 @@ package collect
 import (
 	"slices"
 	"time"
-	"unsafe"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
@@ -69,8 +68,9 @@ func (g *GPUReader) ReadProcessUsage() (uses []device.ProcessUsage, known bool) 
 }
 
 // listProcesses returns a row for each process and device, without utilization.
-// An empty list of graphics or MPS processes is a slow value, unless all lists
-// are asked for: most GPUs have compute processes only.
+// Unless all lists are asked for, an empty list of graphics or MPS processes is
+// a slow value, since most GPUs have compute processes only, and a denied list
+// is due later.
 func (g *GPUReader) listProcesses(all bool) (uses []device.ProcessUsage, ret nvml.Return) {
 	p := &g.processes
 	if p.infos == nil {
@@ -78,15 +78,16 @@ func (g *GPUReader) listProcesses(all bool) (uses []device.ProcessUsage, ret nvm
 		p.samples = make([]nvml.ProcessUtilizationSample, initialProcesses)
 	}
 	now := time.Now()
-	for i, list := range g.session.Raw.ProcessLists {
-		if list == nil && i == 0 {
-			return nil, nvml.ERROR_FUNCTION_NOT_FOUND
-		}
+	for i, list := range g.session.ProcessLists {
 		interval := time.Duration(0)
-		if i > 0 && !all && p.lists[i].succeeded() && p.lengths[i] == 0 {
+		if i > 0 && p.lists[i].succeeded() && p.lengths[i] == 0 {
 			interval = slowInterval
 		}
-		if list == nil || !p.lists[i].due(interval, now) {
+		skipped := list == "" || !all && !p.lists[i].due(interval, now)
+		switch {
+		case skipped && i == 0: // denied, or unknown to the library: no process is no answer
+			return nil, nvml.ERROR_NOT_SUPPORTED
+		case skipped:
 			continue
 		}
 		ret := g.readProcessList(list)
@@ -114,10 +115,10 @@ func (g *GPUReader) listProcesses(all bool) (uses []device.ProcessUsage, ret nvm
 }
 
 // readProcessList reads a list, once more with a larger buffer if needed.
-func (g *GPUReader) readProcessList(f unsafe.Pointer) nvml.Return {
+func (g *GPUReader) readProcessList(symbol string) nvml.Return {
 	p := &g.processes
 	for range 2 {
-		ret := lib.ListProcesses(f, lib.PointerOf(g.Handle), p.infos, &p.count)
+		ret := lib.ListProcesses(symbol, g.Handle, p.infos, &p.count)
 		if ret == nvml.SUCCESS && int(p.count) > len(p.infos) {
 			return nvml.ERROR_UNKNOWN
 		}
@@ -179,12 +180,12 @@ func addUsage(uses []device.ProcessUsage, dev device.ID, info nvml.ProcessInfo) 
 // fillUtilization fills in the utilization in utilizationWindow. The driver
 // lists active processes, and returns NOT_FOUND without active processes.
 func (g *GPUReader) fillUtilization(uses []device.ProcessUsage) {
-	p, f := &g.processes, g.session.Raw.Utilization
-	if f == nil || len(uses) == 0 {
+	p := &g.processes
+	if !g.session.Symbols[lib.UtilizationSymbol] || len(uses) == 0 {
 		return
 	}
 	since := uint64(time.Now().Add(-utilizationWindow).UnixMicro()) // the driver uses the node's clock
-	ret := lib.ProcessUtilization(f, lib.PointerOf(g.Handle), p.samples, &p.count, since)
+	ret := lib.ProcessUtilization(g.Handle, p.samples, &p.count, since)
 	switch {
 	case ret == nvml.ERROR_NOT_FOUND:
 		p.count = 0

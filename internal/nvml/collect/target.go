@@ -44,9 +44,9 @@ const gpmWindow = 9500 * time.Millisecond
 // gpmSampler keeps the newest sample of a GPU or of a GPU instance.
 type gpmSampler struct {
 	attempt
-	previous nvml.GpmSample // nil: no buffer
-	takenAt  time.Time      // zero: previous is empty
-	resets   uint64         // of the GPU, when previous was taken
+	previous, next nvml.GpmSample // nil: not allocated yet
+	takenAt        time.Time      // zero: previous is empty
+	resets         uint64         // of the GPU, when previous was taken
 }
 
 // reset makes the next sample a first one.
@@ -71,8 +71,8 @@ func (s *gpmSampler) due(now time.Time) bool {
 // all devices must not count values twice.
 type instance struct {
 	gi       int
-	members  []MIGDevice // differ for a later instance with this number; the first one gets the values
-	target               // by the device's handle; nil: unknown to the newest listing
+	members  []MIGDevice // empty: not listed; the first one gets the values
+	target               // by the device's handle
 	verified bool        // in this collection the handle was still the device's
 }
 

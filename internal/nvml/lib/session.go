@@ -3,7 +3,7 @@
 package lib
 
 import (
-	"strconv"
+	"fmt"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -13,13 +13,21 @@ import (
 type Session struct {
 	NVML    nvml.Interface
 	Symbols Symbols
-	Raw     RawSymbols
-	Version string // of the driver; empty: unknown
+	// ProcessLists are the present functions by kind of process; empty: absent.
+	ProcessLists [len(ProcessListSymbols)]string
+	Version      string // of the driver; empty: unknown
 }
 
 // NewSession looks up Functions and more in an initialized library.
 func NewSession(library nvml.Interface, more []string) *Session {
-	s := &Session{NVML: library, Symbols: lookUp(library.Extensions().LookupSymbol, more), Raw: findRawSymbols()}
+	s := &Session{NVML: library, Symbols: lookUp(library.Extensions().LookupSymbol, more)}
+	for i, symbol := range ProcessListSymbols {
+		for _, version := range []string{OlderVersions[symbol][0], symbol} {
+			if library.Extensions().LookupSymbol(version) == nil {
+				s.ProcessLists[i] = version
+			}
+		}
+	}
 	if s.Symbols["nvmlSystemGetDriverVersion"] {
 		if v, ret := library.SystemGetDriverVersion(); ret == nvml.SUCCESS {
 			s.Version = ToValidUTF8(v)
@@ -45,11 +53,8 @@ func (s *Session) AtLeast58082() bool {
 }
 
 func (s *Session) majorMinor() (major, minor int, ok bool) {
-	a, rest, _ := strings.Cut(s.Version, ".") // without allocations, unlike fmt.Sscanf: each collection asks
-	b, _, _ := strings.Cut(rest, ".")
-	major, errA := strconv.Atoi(a)
-	minor, errB := strconv.Atoi(b)
-	return major, minor, errA == nil && errB == nil
+	_, err := fmt.Sscanf(s.Version, "%d.%d", &major, &minor)
+	return major, minor, err == nil
 }
 
 // ToValidUTF8 replaces invalid bytes in a text of the driver: kubelet and

@@ -5,8 +5,8 @@ import "slices"
 // go-nvml binds each function at its first call. A call of an absent function,
 // or without a loaded library, ends the process with status 127, past defer and
 // recover. So all functions are looked up after each Init, and only present
-// ones are called. A test compares the calls in the source with Functions and
-// the metrics' functions.
+// ones are called. The tests of package nvml run with a library of only the
+// listed functions.
 
 // RequiredFunctions are functions without which no library is usable.
 var RequiredFunctions = []string{
@@ -46,7 +46,7 @@ var Functions = slices.Concat(RequiredFunctions, EventFunctions, MIGFunctions, G
 		"nvmlDeviceGetVbiosVersion",
 		"nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetArchitecture", "nvmlDeviceGetPlatformInfo",
 		"nvmlDeviceGetMigMode", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo",
-		FieldValuesSymbol, "nvmlDeviceGetProcessUtilization",
+		FieldValuesSymbol, UtilizationSymbol,
 		"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo_v2",
 		"nvmlDeviceGetTopologyCommonAncestor",
 	})

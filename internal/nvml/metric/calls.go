@@ -218,45 +218,31 @@ func getUnrepairableMemory(d nvml.Device) (numbers, nvml.Return) {
 }
 
 func getFabricInfo(d nvml.Device) (numbers, nvml.Return) {
-	f, ret := d.GetGpuFabricInfoV().V3()
+	f, ret := lib.FabricInfo(d, nvml.GpuFabricInfoHandler.V3)
 	return fabricNumbers(f.State, f.Status, f.HealthMask,
 		f.HealthSummary <= nvml.GPU_FABRIC_HEALTH_SUMMARY_HEALTHY), ret
 }
 
 // getFabricInfoV2 is for drivers up to 570, without a summary.
 func getFabricInfoV2(d nvml.Device) (numbers, nvml.Return) {
-	f, ret := d.GetGpuFabricInfoV().V2()
+	f, ret := lib.FabricInfo(d, nvml.GpuFabricInfoHandler.V2)
 	return fabricNumbers(f.State, f.Status, f.HealthMask, true), ret
 }
 
-// fabricFaults are the parts of nvml.h's NVML_GPU_FABRIC_HEALTH_MASK: 0 is
-// unknown, firstBad to lastBad is a fault. A part of two bits has 1 for yes and
-// 2 for no; the configuration has 1 for correct and more for each error.
+// fabricFaults are the parts of nvml.h's NVML_GPU_FABRIC_HEALTH_MASK, with the
+// bits of a part: 0 is unknown, firstBad to lastBad is a fault. A part of two
+// bits has 1 for yes and 2 for no; the configuration has 1 for correct and more
+// for each error.
 var fabricFaults = [...]struct {
 	id                ValueID
 	shift, bits       uint32
 	firstBad, lastBad uint32
 }{
-	{
-		fabricDegradedBandwidth, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW,
-		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_DEGRADED_BW, 1, 1,
-	},
-	{
-		fabricRouteRecovery, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY,
-		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_RECOVERY, 1, 1,
-	},
-	{
-		fabricRouteUnhealthy, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY,
-		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_UNHEALTHY, 1, 1,
-	},
-	{
-		fabricAccessTimeout, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY,
-		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ACCESS_TIMEOUT_RECOVERY, 1, 1,
-	},
-	{
-		fabricMisconfigured, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION,
-		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION, 2, 15,
-	},
+	{fabricDegradedBandwidth, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW, 3, 1, 1},
+	{fabricRouteRecovery, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY, 3, 1, 1},
+	{fabricRouteUnhealthy, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY, 3, 1, 1},
+	{fabricAccessTimeout, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY, 3, 1, 1},
+	{fabricMisconfigured, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION, 15, 2, 15},
 }
 
 // fabricNumbers reads the fabric's state, status and health. Status, mask and

@@ -25,7 +25,7 @@ var engineRows = []Row{
 			utilization(nvml.Device.GetDecoderUtilization)),
 	gaugeRow("nvidia_gpu_jpeg_utilization_ratio", "Utilization of the JPEG decoders"+videoHelp).
 		fromFunction("nvmlDeviceGetJpgUtilization", device.PaceFast, inPercent,
-			utilization(nvml.Device.GetJpgUtilization)).onHardware("Ampere and newer"),
+			utilization(nvml.Device.GetJpgUtilization)).onHardware("Turing and newer"),
 	gaugeRow("nvidia_gpu_ofa_utilization_ratio", "Utilization of the optical flow accelerator"+videoHelp).
 		fromFunction("nvmlDeviceGetOfaUtilization", device.PaceFast, inPercent,
 			utilization(nvml.Device.GetOfaUtilization)).onHardware("Turing and newer"),

@@ -78,7 +78,7 @@ var faultRows = slices.Concat(
 		labeledField{"correctable", nvml.FI_DEV_REMAPPED_COR},
 		labeledField{"uncorrectable", nvml.FI_DEV_REMAPPED_UNC}),
 	familyRows(stateRow("nvidia_gpu_remapped_rows_inactive", inactiveHelp).slowPace().
-		onHardware(blackwell), "cause", Row.fromField, inCount,
+		onHardware("Ada and newer, driver 595"), "cause", Row.fromField, inCount,
 		labeledField{"correctable", nvml.FI_DEV_REMAPPED_ROWS_COR_INACTIVE},
 		labeledField{"uncorrectable", nvml.FI_DEV_REMAPPED_ROWS_UNC_INACTIVE}),
 	[]Row{
@@ -99,11 +99,11 @@ var faultRows = slices.Concat(
 			fromField(nvml.FI_DEV_RETIRED_PENDING, inBool).slowPace().onHardware(turingAndOlder),
 	},
 	familyRows(stateRow("nvidia_gpu_repair_pending", repairHelp).
-		onHardware("Hopper and newer").inMinimal(), "unit", Row.fromCall, inBool,
+		onHardware("Ada and newer").inMinimal(), "unit", Row.fromCall, inBool,
 		labeledValue{"channel", channelRepairPending}, labeledValue{"tpc", tpcRepairPending}),
 	[]Row{
 		stateRow("nvidia_gpu_unrepairable_memory", "1 if the GPU's memory has unrepairable errors.").
-			fromCall(UnrepairableMemory, inBool).onHardware("Blackwell and newer, driver 590").inMinimal(),
+			fromCall(UnrepairableMemory, inBool).onHardware("Hopper and newer, driver 590").inMinimal(),
 	},
 	enumRows(stateRow("nvidia_gpu_recovery_action", recoveryHelp).fromField(RecoveryField, inRecoveryAction).
 		slowPace().onHardware("driver 565 and newer").inMinimal(),

@@ -38,35 +38,11 @@ var linkRows = slices.Concat([]Row{
 		sumNVLinks(nvml.FI_DEV_NVLINK_GET_STATE, inLinkState).slowPace().onHardware(withNVLink).inDefault(),
 	stateRow("nvidia_gpu_nvlink_speed_bytes_per_second", "Speed of each active NVLink, in bytes per second.").
 		fromField(nvml.FI_DEV_NVLINK_SPEED_MBPS_COMMON, inMegabytes).slowPace().onHardware(withNVLink),
-	linkErrorRow("crc_flit").fromField(nvml.FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, inCount).
-		onHardware(voltaToHopper),
-	linkErrorRow("crc_data").fromField(nvml.FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, inCount).
-		onHardware(voltaToHopper),
-	linkErrorRow("ecc_data").fromField(nvml.FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL, inCount).
-		onHardware("Ampere and Hopper"),
-	linkErrorRow("replay").fromField(nvml.FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, inCount).
-		sumNVLinks(nvml.FI_DEV_NVLINK_ERROR_DL_REPLAY, inCount).onHardware(voltaToHopper),
-	linkErrorRow("recovery").fromField(nvml.FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL, inCount).
-		sumNVLinks(nvml.FI_DEV_NVLINK_ERROR_DL_RECOVERY, inCount).onHardware(voltaToHopper),
-	linkErrorRow("crc").sumNVLinks(nvml.FI_DEV_NVLINK_ERROR_DL_CRC, inCount).onHardware("Hopper"),
-	linkErrorRow("malformed_packet").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS, inCount).
-		onHardware(blackwell),
-	linkErrorRow("buffer_overrun").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS, inCount).
-		onHardware(blackwell),
-	linkErrorRow("receive").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_RCV_ERRORS, inCount).onHardware(blackwell),
-	linkErrorRow("receive_remote").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS, inCount).
-		onHardware(blackwell),
-	linkErrorRow("receive_general").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS, inCount).
-		onHardware(blackwell),
-	linkErrorRow("local_link_integrity").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS, inCount).
-		onHardware(blackwell),
-	linkErrorRow("transmit_discard").sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_XMIT_DISCARDS, inCount).onHardware(blackwell),
-	faultCounterRow("nvidia_gpu_nvlink_recoveries_total", recoveriesHelp, "result", "success").
-		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS,
-			inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
-	faultCounterRow("nvidia_gpu_nvlink_recoveries_total", recoveriesHelp, "result", "failure").
-		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
-			inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
+}, linkErrorRows(), familyRows(faultCounterRow("nvidia_gpu_nvlink_recoveries_total", recoveriesHelp).
+	counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell), "result", Row.sumNVLinks, inCount,
+	labeledField{"success", nvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS},
+	labeledField{"failure", nvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS},
+), []Row{
 	faultCounterRow("nvidia_gpu_nvlink_symbol_errors_total",
 		"NVLink symbol errors over all links; most are corrected.").
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS,
@@ -97,37 +73,54 @@ var linkRows = slices.Concat([]Row{
 		stateRow("nvidia_gpu_c2c_bandwidth_max_bytes_per_second",
 			"Total bandwidth of the active C2C links, in bytes per second.").
 			sumC2CLinks(nvml.FI_DEV_C2C_LINK_GET_MAX_BW, inMegabytes).slowPace().onHardware(grace),
-		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "crc").
-			sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_INTR,
-				inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
-		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "replay").
-			sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_REPLAY,
-				inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
-		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "replay_back_to_back").
-			sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_REPLAY_B2B,
-				inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
-	})
+	}, familyRows(faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp).
+		counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace), "type", Row.sumC2CLinks, inCount,
+		labeledField{"crc", nvml.FI_DEV_C2C_LINK_ERROR_INTR},
+		labeledField{"replay", nvml.FI_DEV_C2C_LINK_ERROR_REPLAY},
+		labeledField{"replay_back_to_back", nvml.FI_DEV_C2C_LINK_ERROR_REPLAY_B2B},
+	))
 
-func linkErrorRow(kind string) Row {
-	return faultCounterRow("nvidia_gpu_nvlink_errors_total", linkErrorsHelp, "type", kind).
-		counterUpTo(maxLinkErrorRate).slowPace().inDefault()
+// linkErrors are the types of NVLink errors. Older GPUs count them over all
+// links, newer ones by link: 0 is no such counter.
+var linkErrors = [...]struct {
+	kind, hardware, perLinkHardware string
+	total, perLink                  uint32 // fields
+}{
+	{"crc_flit", voltaToHopper, "", nvml.FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, 0},
+	{"crc_data", voltaToHopper, "", nvml.FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, 0},
+	{"ecc_data", "Ampere and Hopper", "", nvml.FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL, 0},
+	{
+		"replay", voltaToHopper, "Hopper", nvml.FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+		nvml.FI_DEV_NVLINK_ERROR_DL_REPLAY,
+	},
+	{
+		"recovery", voltaToHopper, "Hopper", nvml.FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
+		nvml.FI_DEV_NVLINK_ERROR_DL_RECOVERY,
+	},
+	{"crc", "Hopper", "Hopper", 0, nvml.FI_DEV_NVLINK_ERROR_DL_CRC},
+	{"malformed_packet", blackwell, blackwell, 0, nvml.FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS},
+	{"buffer_overrun", blackwell, blackwell, 0, nvml.FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS},
+	{"receive", blackwell, blackwell, 0, nvml.FI_DEV_NVLINK_COUNT_RCV_ERRORS},
+	{"receive_remote", blackwell, blackwell, 0, nvml.FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS},
+	{"receive_general", blackwell, blackwell, 0, nvml.FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS},
+	{"local_link_integrity", blackwell, blackwell, 0, nvml.FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS},
+	{"transmit_discard", blackwell, blackwell, 0, nvml.FI_DEV_NVLINK_COUNT_XMIT_DISCARDS},
 }
 
-// perLinkErrors are the error types with a counter for each link.
-var perLinkErrors = [...]struct {
-	kind, hardware string
-	field          uint32
-}{
-	{"replay", "Hopper", nvml.FI_DEV_NVLINK_ERROR_DL_REPLAY},
-	{"recovery", "Hopper", nvml.FI_DEV_NVLINK_ERROR_DL_RECOVERY},
-	{"crc", "Hopper", nvml.FI_DEV_NVLINK_ERROR_DL_CRC},
-	{"malformed_packet", blackwell, nvml.FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS},
-	{"buffer_overrun", blackwell, nvml.FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS},
-	{"receive", blackwell, nvml.FI_DEV_NVLINK_COUNT_RCV_ERRORS},
-	{"receive_remote", blackwell, nvml.FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS},
-	{"receive_general", blackwell, nvml.FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS},
-	{"local_link_integrity", blackwell, nvml.FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS},
-	{"transmit_discard", blackwell, nvml.FI_DEV_NVLINK_COUNT_XMIT_DISCARDS},
+// linkErrorRows returns the errors over all links.
+func linkErrorRows() (rows []Row) {
+	for _, e := range linkErrors {
+		r := faultCounterRow("nvidia_gpu_nvlink_errors_total", linkErrorsHelp, "type", e.kind).
+			counterUpTo(maxLinkErrorRate).slowPace().inDefault().onHardware(e.hardware)
+		if e.total != 0 {
+			r = r.fromField(e.total, inCount)
+		}
+		if e.perLink != 0 {
+			r = r.sumNVLinks(e.perLink, inCount)
+		}
+		rows = append(rows, r)
+	}
+	return rows
 }
 
 // perLinkRows are families of single links, with separate names against double
@@ -146,11 +139,13 @@ func perLinkRows() []Row {
 		receive = append(receive, got.fromLink(nvml.FI_DEV_NVLINK_COUNT_RCV_BYTES, link, inByteCount).
 			fromLink(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, link,
 				inKibibytes).counterUpTo(maxNVLinkRate).onHardware(withNVLink))
-		for _, e := range perLinkErrors {
-			errors = append(errors, faultCounterRow("nvidia_gpu_nvlink_link_errors_total",
-				"Errors of this type on this NVLink; types depend on the NVLink generation.",
-				"link", n, "type", e.kind).
-				fromLink(e.field, link, inCount).slowPace().onHardware(e.hardware))
+		for _, e := range linkErrors {
+			if e.perLink != 0 {
+				errors = append(errors, faultCounterRow("nvidia_gpu_nvlink_link_errors_total",
+					"Errors of this type on this NVLink; types depend on the NVLink generation.",
+					"link", n, "type", e.kind).
+					fromLink(e.perLink, link, inCount).slowPace().onHardware(e.perLinkHardware))
+			}
 		}
 		up = append(up, stateRow("nvidia_gpu_nvlink_up",
 			"1 if the NVLink is active or asleep; 0 if inactive or with disabled traffic.", "link", n).

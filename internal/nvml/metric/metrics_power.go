@@ -17,7 +17,7 @@ const (
 	clockMaxHelp    = "Maximum frequency of this clock, in hertz."
 	throttleHelp    = "1 if this reason currently limits the clocks; idleness is no reason."
 
-	ada   = "Ada, Hopper and newer"
+	ada   = "Ada, Hopper and newer, except GeForce"
 	grace = "Grace superchips"
 )
 
@@ -57,22 +57,10 @@ var powerRows = slices.Concat([]Row{
 		"Temperature margin before the GPU slows down, in degrees Celsius.").
 		fromFunction("nvmlDeviceGetMarginTemperature", device.PaceSlow, inCelsiusMargin, getTemperatureMargin).
 		onHardware(ada).inMinimal(),
-	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "shutdown").
-		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius,
-			getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_SHUTDOWN)).
-		onHardware("up to Ampere"),
-	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "slowdown").
-		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius,
-			getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_SLOWDOWN)).
-		onHardware("up to Ampere").inMinimal(),
-	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "memory_max").
-		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius,
-			getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_MEM_MAX)).
-		onHardware("up to Ampere"),
-	stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", "gpu_max").
-		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius,
-			getterOf(nvml.Device.GetTemperatureThreshold, nvml.TEMPERATURE_THRESHOLD_GPU_MAX)).
-		onHardware("up to Ampere"),
+	temperatureLimitRow("shutdown", nvml.TEMPERATURE_THRESHOLD_SHUTDOWN),
+	temperatureLimitRow("slowdown", nvml.TEMPERATURE_THRESHOLD_SLOWDOWN).inMinimal(),
+	temperatureLimitRow("memory_max", nvml.TEMPERATURE_THRESHOLD_MEM_MAX),
+	temperatureLimitRow("gpu_max", nvml.TEMPERATURE_THRESHOLD_GPU_MAX),
 	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "shutdown").
 		fromField(nvml.FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT, inCelsiusMargin).slowPace().onHardware(ada),
 	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "slowdown").
@@ -82,30 +70,14 @@ var powerRows = slices.Concat([]Row{
 	stateRow("nvidia_gpu_temperature_margin_limit_celsius", marginHelp, "type", "gpu_max").
 		fromField(nvml.FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT, inCelsiusMargin).slowPace().onHardware(ada),
 
-	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "sm").
-		fromFunction("nvmlDeviceGetClockInfo", device.PaceFast, inMegahertz,
-			getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_SM)).inDefault(),
-	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "memory").
-		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz,
-			getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_MEM)).inDefault(),
-	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "graphics").
-		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz,
-			getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_GRAPHICS)),
-	gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", "video").
-		fromFunction("nvmlDeviceGetClockInfo", device.PaceSlow, inMegahertz,
-			getterOf(nvml.Device.GetClockInfo, nvml.CLOCK_VIDEO)),
-	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "sm").
-		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz,
-			getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_SM)).inDefault(),
-	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "memory").
-		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz,
-			getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_MEM)),
-	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "graphics").
-		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz,
-			getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_GRAPHICS)),
-	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "video").
-		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz,
-			getterOf(nvml.Device.GetMaxClockInfo, nvml.CLOCK_VIDEO)),
+	clockRow("sm", nvml.CLOCK_SM, device.PaceFast).inDefault(),
+	clockRow("memory", nvml.CLOCK_MEM, device.PaceSlow).inDefault(),
+	clockRow("graphics", nvml.CLOCK_GRAPHICS, device.PaceSlow),
+	clockRow("video", nvml.CLOCK_VIDEO, device.PaceSlow),
+	clockMaxRow("sm", nvml.CLOCK_SM).inDefault(),
+	clockMaxRow("memory", nvml.CLOCK_MEM),
+	clockMaxRow("graphics", nvml.CLOCK_GRAPHICS),
+	clockMaxRow("video", nvml.CLOCK_VIDEO),
 	gaugeRow("nvidia_gpu_performance_state", "Performance state from 0 (fastest) to 15.").
 		fromFunction("nvmlDeviceGetPerformanceState", device.PaceSlow, inPState,
 			getter(nvml.Device.GetPerformanceState)),
@@ -123,6 +95,23 @@ var powerRows = slices.Concat([]Row{
 	labeledField{"hw_thermal", nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN},
 	labeledField{"hw_power_brake", nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN},
 ))
+
+func temperatureLimitRow(limit string, threshold nvml.TemperatureThresholds) Row {
+	return stateRow("nvidia_gpu_temperature_limit_celsius", thresholdHelp, "type", limit).
+		fromFunction("nvmlDeviceGetTemperatureThreshold", device.PaceStatic, inCelsius,
+			getterOf(nvml.Device.GetTemperatureThreshold, threshold)).onHardware("up to Ampere, GeForce")
+}
+
+func clockRow(label string, clock nvml.ClockType, pace device.ReadPace) Row {
+	return gaugeRow("nvidia_gpu_clock_hertz", clockHelp, "clock", label).
+		fromFunction("nvmlDeviceGetClockInfo", pace, inMegahertz, getterOf(nvml.Device.GetClockInfo, clock))
+}
+
+func clockMaxRow(label string, clock nvml.ClockType) Row {
+	return stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", label).
+		fromFunction("nvmlDeviceGetMaxClockInfo", device.PaceStatic, inMegahertz,
+			getterOf(nvml.Device.GetMaxClockInfo, clock))
+}
 
 // EnergyField counts mJ since the last driver load or GPU reset. A decrease is
 // the cheapest proof of either event.

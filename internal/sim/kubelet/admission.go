@@ -1,8 +1,6 @@
 package kubelet
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -28,39 +26,31 @@ func (kp *kubeletProcess) syncPods(restarted bool) error {
 		if kp.options.ReadPodsAtOnce {
 			empty, onlyStatic = 0, 0
 		}
-		released := make(chan struct{})
-		close(released)
-		faults := kp.currentFaults()
-		if errors.Join(retry.Sleep(kp.ctx, empty), waitRelease(kp.ctx, faults.HoldStaticPods)) != nil {
+		if retry.Sleep(kp.ctx, empty) != nil {
 			return nil
 		}
-		kp.admitUntil(released, static)
+		kp.admitAll(static)
 		if retry.Sleep(kp.ctx, onlyStatic) != nil {
 			return nil
 		}
-		kp.admitUntil(cmp.Or(faults.HoldAPIPods, (<-chan struct{})(released)), static)
-		kp.admitUntil(released, anyPod)
+		kp.admitAll(anyPod)
 	}
 	kp.update(func() { kp.podsRead = kp.ctx.Err() == nil })
-	kp.admitUntil(nil, anyPod)
-	return nil
-}
-
-// admitUntil admits the selected pods on arrival, until released is closed and
-// no pod is left.
-func (kp *kubeletProcess) admitUntil(released <-chan struct{}, selected func(*pod) bool) {
 	for kp.ctx.Err() == nil {
 		_, changed := kp.changes.Get()
-		if p := kp.nextUnread(selected); p != nil {
-			kp.admit(p)
-			continue
-		}
+		kp.admitAll(anyPod)
 		select {
-		case <-released:
-			return
 		case <-changed:
 		case <-kp.ctx.Done():
 		}
+	}
+	return nil
+}
+
+// admitAll admits the selected pods that have arrived.
+func (kp *kubeletProcess) admitAll(selected func(*pod) bool) {
+	for p := kp.nextUnread(selected); p != nil && kp.ctx.Err() == nil; p = kp.nextUnread(selected) {
+		kp.admit(p)
 	}
 }
 

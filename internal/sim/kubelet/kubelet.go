@@ -105,13 +105,17 @@ func (k *Kubelet) Restart(ctx context.Context, while func()) error {
 	if while == nil {
 		while = func() {}
 	}
-	starts := k.State().Starts
+	var starts int
+	k.node.locked(func() { starts = k.starts })
 	select {
 	case k.restarts <- while:
 	case <-ctx.Done():
 		return fmt.Errorf("wait for a kubelet to restart: %w", context.Cause(ctx))
 	}
-	return k.Wait(ctx, func(s KubeletState) bool { return s.Serving && s.Starts > starts })
+	return k.node.waitUntil(ctx, func() (done bool) {
+		k.node.locked(func() { done = k.starts > starts && k.process != nil && k.process.serving })
+		return done
+	})
 }
 
 // errSignaled ends a process through the errgroup.
@@ -178,7 +182,8 @@ func (k *Kubelet) serve(kp *kubeletProcess) error {
 		func(s *grpc.Server) { podresources.RegisterPodResourcesListerServer(s, kp) }); err != nil {
 		return err
 	}
-	isFirst := k.State().Starts == 1
+	var isFirst bool
+	k.node.locked(func() { isFirst = k.starts == 1 })
 	if since := kp.options.RunningSince; isFirst && !since.IsZero() {
 		if err := os.Chtimes(k.PodResourcesSocket(), since, since); err != nil {
 			return fmt.Errorf("back-date the PodResources socket: %w", err)

@@ -3,6 +3,7 @@ package kubelet
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -43,15 +44,15 @@ type Faults struct {
 	ListErr   error           // returned by List
 	HoldList  <-chan struct{} // blocks List
 	ListBytes int             // minimum size of List responses, by a pod "padding"
-	GetErr    error           // returned by Get
-	PodsErr   error           // returned by all methods of the Pods API
+}
 
-	// The faults below apply to the next start. HoldStaticPods blocks before
-	// any pod is read: List is empty.
-	HoldStaticPods <-chan struct{}
-	// HoldAPIPods blocks after the static pods are read, like an unavailable
-	// API server. Static pods still come and go, and no device is freed.
-	HoldAPIPods <-chan struct{}
+// ErrNoPod is the error for a missing pod.
+var ErrNoPod = errors.New("no such pod")
+
+// Registration is a Register call.
+type Registration struct {
+	Resource, Endpoint string
+	Err                error // nil after a success
 }
 
 // nodeState is the state beyond a kubelet process.

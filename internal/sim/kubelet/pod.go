@@ -29,6 +29,13 @@ type pod struct {
 	deleteAt               time.Time // end of the grace period; zero unless the pod is being deleted
 }
 
+// announcedPod is the state of a pod after the latest event, current only while
+// there is a stream.
+type announcedPod struct {
+	message []byte
+	ended   bool
+}
+
 // The phases of a pod.
 const (
 	phasePending   = "Pending"

@@ -65,9 +65,6 @@ func (kp *kubeletProcess) Get(
 ) (*podresources.GetPodResourcesResponse, error) {
 	kp.mu.Lock()
 	defer kp.mu.Unlock()
-	if kp.faults.GetErr != nil {
-		return nil, kp.faults.GetErr
-	}
 	p := kp.findPod(r.PodNamespace, r.PodName)
 	if p == nil || !p.isListed() {
 		return nil, fmt.Errorf("pod %s in namespace %s not found", r.PodName, r.PodNamespace)

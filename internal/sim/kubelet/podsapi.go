@@ -17,7 +17,7 @@ func (kp *kubeletProcess) podsErr() error {
 	if !kp.podsRead {
 		return status.Error(codes.FailedPrecondition, "Kubelet is initializing")
 	}
-	return kp.faults.PodsErr
+	return nil
 }
 
 // GetPod finds no pod: clients only check the access.
@@ -58,4 +58,17 @@ func (kp *kubeletProcess) WatchPods(
 			}
 		}
 	}
+}
+
+// addWatcher starts a stream with the existing pods. mu is held.
+func (n *nodeState) addWatcher() podWatcher {
+	pods := n.managedPods()
+	events := make(podWatcher, len(pods)+1+maxWatcherBacklog)
+	n.watchers[events] = true
+	for _, p := range pods {
+		p.announced = announcedPod{p.marshal(), p.isFinished()}
+		events <- &podsapi.WatchPodsEvent{Type: podsapi.EventType_ADDED, Pod: p.announced.message}
+	}
+	events <- &podsapi.WatchPodsEvent{Type: podsapi.EventType_INITIAL_SYNC_COMPLETE}
+	return events
 }

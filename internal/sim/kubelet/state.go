@@ -2,7 +2,6 @@ package kubelet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -11,9 +10,6 @@ import (
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
-
-// ErrNoPod is the error for a missing pod.
-var ErrNoPod = errors.New("no such pod")
 
 // KubeletState is a copy of a Kubelet's state.
 type KubeletState struct { //nolint:revive // State is the method
@@ -24,12 +20,6 @@ type KubeletState struct { //nolint:revive // State is the method
 	Resources     map[string]ResourceState // all resources registered with any process
 	Pods          []PodStatus              // in order of arrival, ended pods included
 	Calls         map[string]int           // gRPC calls of all processes by method ("List")
-}
-
-// Registration is a Register call.
-type Registration struct {
-	Resource, Endpoint string
-	Err                error // nil after a success
 }
 
 // ResourceState is the state of a resource.

@@ -2,7 +2,11 @@ package kubelet
 
 import (
 	"bytes"
+	"maps"
+	"slices"
+	"time"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
@@ -16,26 +20,6 @@ type podWatcher chan *podsapi.WatchPodsEvent
 
 // podWatchers are the WatchPods streams. Guarded by nodeState.mu.
 type podWatchers map[podWatcher]bool
-
-// announcedPod is the state of a pod after the latest event, current only while
-// there is a stream.
-type announcedPod struct {
-	message []byte
-	ended   bool
-}
-
-// addWatcher starts a stream with the existing pods. mu is held.
-func (n *nodeState) addWatcher() podWatcher {
-	pods := n.managedPods()
-	events := make(podWatcher, len(pods)+1+maxWatcherBacklog)
-	n.watchers[events] = true
-	for _, p := range pods {
-		p.announced = announcedPod{p.marshal(), p.isFinished()}
-		events <- &podsapi.WatchPodsEvent{Type: podsapi.EventType_ADDED, Pod: p.announced.message}
-	}
-	events <- &podsapi.WatchPodsEvent{Type: podsapi.EventType_INITIAL_SYNC_COMPLETE}
-	return events
-}
 
 // announce sends the change of a pod. DELETED follows the end of a pod,
 // although the API server still has the pod
@@ -68,4 +52,87 @@ func (w podWatchers) broadcast(event podsapi.EventType, pod []byte) {
 			close(stream)
 		}
 	}
+}
+
+// marshal encodes the simulated fields of the pod like v1.Pod#Marshal
+// (core/v1/generated.proto in k8s.io/api). nodeState.mu is held.
+func (p *pod) marshal() []byte {
+	metadata := p.marshalMetadata()
+	if !p.Static { // only the API server sets a creation time
+		metadata = appendTime(metadata, 8, p.addedAt)
+	}
+	metadata = appendTime(metadata, 9, p.deleteAt)
+	for _, name := range slices.Sorted(maps.Keys(p.Labels)) {
+		metadata = appendMessage(metadata, 11, appendText(appendText(nil, 1, name), 2, p.Labels[name]))
+	}
+	status := appendText(appendText(appendText(nil, 1, p.phase), 3, p.message), 4, p.reason)
+	for _, c := range p.orderedContainers() {
+		if p.reason == reasonRejected { // has no container statuses
+			break
+		}
+		number := protowire.Number(8)
+		if c.init {
+			number = 10
+		}
+		status = appendMessage(status, number, p.marshalContainer(c.Name))
+	}
+	return appendMessage(appendMessage(nil, 1, metadata), 3, status)
+}
+
+// marshalName encodes the pod for DELETED events.
+func (p *pod) marshalName() []byte { return appendMessage(nil, 1, p.marshalMetadata()) }
+
+func (p *pod) marshalMetadata() []byte {
+	return appendText(appendText(appendText(nil, 1, p.Name), 3, p.Namespace), 5, p.uid)
+}
+
+func (p *pod) marshalContainer(name string) []byte {
+	s := p.states[name]
+	b := appendMessage(appendText(nil, 1, name), 2, s.marshal())
+	if s.previousExit != nil {
+		b = appendMessage(b, 3, appendMessage(nil, 3, s.previousExit.marshal()))
+	}
+	b = appendNumber(b, 5, int32(max(0, s.starts-1)))
+	if s.starts > 0 {
+		b = appendText(b, 8, "containerd://"+p.containerID(name))
+	}
+	return b
+}
+
+func (s *containerState) marshal() []byte {
+	switch {
+	case s.running:
+		return appendMessage(nil, 2, appendTime(nil, 1, s.startedAt))
+	case s.exit != nil:
+		return appendMessage(nil, 3, s.exit.marshal())
+	case s.starts > 0:
+		return appendMessage(nil, 1, appendText(nil, 1, "CrashLoopBackOff"))
+	}
+	return appendMessage(nil, 1, appendText(nil, 1, "ContainerCreating"))
+}
+
+func (e *exitRecord) marshal() []byte {
+	b := appendText(appendNumber(nil, 1, e.Code), 3, e.Reason)
+	return appendTime(appendTime(b, 5, e.startedAt), 6, e.exitedAt)
+}
+
+func appendText(b []byte, number protowire.Number, value string) []byte {
+	return appendMessage(b, number, []byte(value))
+}
+
+func appendMessage(b []byte, number protowire.Number, value []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(b, number, protowire.BytesType), value)
+}
+
+func appendNumber(b []byte, number protowire.Number, value int32) []byte {
+	return protowire.AppendVarint(protowire.AppendTag(b, number, protowire.VarintType), uint64(int64(value)))
+}
+
+// appendTime omits the zero time.
+func appendTime(b []byte, number protowire.Number, at time.Time) []byte {
+	if at.IsZero() {
+		return b
+	}
+	return appendMessage(b, number, protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType),
+		uint64(at.Unix())))
 }

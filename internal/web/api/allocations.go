@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
@@ -28,7 +29,7 @@ type AllocationJSON struct {
 
 // OwnerJSON is a current or recent owner of a device.
 type OwnerJSON struct {
-	device.Owner
+	allocation.Owner
 	Current   bool             `json:"current"`
 	Resources []ResourceIDJSON `json:"resources"`      // as allocated by the kubelet; empty for a recent owner
 	FirstSeen time.Time        `json:"first,omitzero"` // with the device
@@ -62,7 +63,7 @@ func (n *Node) handleAllocations(q Query, now time.Time) any {
 
 // allocationCandidates returns the devices that may have an owner: the inventory
 // in order, and then devices that are gone.
-func allocationCandidates(statuses []device.Status, allocations device.Allocations) []AllocationJSON {
+func allocationCandidates(statuses []device.Status, allocations allocation.Snapshot) []AllocationJSON {
 	devices := make([]AllocationJSON, 0, len(statuses))
 	for _, s := range statuses {
 		devices = append(devices, AllocationJSON{Device: s.ID, GPU: s.GPU, Index: &s.Index, Profile: s.Profile})
@@ -85,13 +86,13 @@ func allocationCandidates(statuses []device.Status, allocations device.Allocatio
 
 // ownersOf returns the current owners of a device by name, and recent owners,
 // newest first.
-func ownersOf(id device.ID, allocations device.Allocations) (current, past []OwnerJSON) {
+func ownersOf(id device.ID, allocations allocation.Snapshot) (current, past []OwnerJSON) {
 	current, past = []OwnerJSON{}, []OwnerJSON{} // not null in JSON
-	find := func(owner device.Owner) int {
+	find := func(owner allocation.Owner) int {
 		return slices.IndexFunc(current, func(o OwnerJSON) bool { return o.Owner == owner })
 	}
 	for _, a := range allocations.ForDevice(id) {
-		if a.Owner == (device.Owner{}) {
+		if a.Owner == (allocation.Owner{}) {
 			continue
 		}
 		i := find(a.Owner)

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 )
@@ -80,19 +81,17 @@ var driverStateNames = [...]string{
 }
 
 var allocationStateNames = [...]string{
-	device.AllocationUnknown:     "unknown",
-	device.Unallocated:           "unallocated",
-	device.Allocated:             "allocated",
-	device.AllocatedShared:       "shared",
-	device.AllocatedOwnerUnknown: "unnamed",
+	allocation.Unknown:      "unknown",
+	allocation.Unallocated:  "unallocated",
+	allocation.Allocated:    "allocated",
+	allocation.Shared:       "shared",
+	allocation.OwnerUnknown: "unnamed",
 }
 
-func (n *Node) handleDevices(q Query, now time.Time) any { return n.devices(q, now) }
+func (n *Node) handleDevices(q Query, now time.Time) any { return n.Devices(q, now) }
 
-// Devices returns the response for all devices of a node.
-func (n *Node) Devices(now time.Time) DevicesResponse { return n.devices(Query{}, now) }
-
-func (n *Node) devices(q Query, now time.Time) DevicesResponse {
+// Devices returns the response for the devices of a node.
+func (n *Node) Devices(q Query, now time.Time) DevicesResponse {
 	d := DevicesResponse{
 		At: now, Node: n.Name, Driver: DriverJSON{driverStateNames[n.Driver.State], errorText(n.Driver.Err)},
 		Kubelet: newKubeletJSON(n.Allocations), Devices: []DeviceJSON{}, ExpectedGPUs: n.ExpectedGPUs,
@@ -108,7 +107,7 @@ func (n *Node) devices(q Query, now time.Time) DevicesResponse {
 	return d
 }
 
-func deviceJSON(s device.Status, all []device.Status, a device.Allocations, incidents []incident.Incident) DeviceJSON {
+func deviceJSON(s device.Status, all []device.Status, a allocation.Snapshot, incidents []incident.Incident) DeviceJSON {
 	d := DeviceJSON{
 		ID: s.ID, GPU: s.GPU, Index: s.Index, MIG: s.MIGEnabled, Model: s.Model, PCI: s.PCI,
 		NUMANode: nonNegative(s.NUMANode), MemoryBytes: s.MemoryBytes, InfoLabels: map[string]string{},

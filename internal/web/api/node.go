@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 )
@@ -12,7 +13,7 @@ import (
 type Node struct {
 	Name         string
 	Statuses     []device.Status
-	Allocations  device.Allocations
+	Allocations  allocation.Snapshot
 	Driver       device.Driver
 	Incidents    incident.Snapshot
 	ExpectedGPUs int // 0: any number
@@ -25,7 +26,7 @@ type KubeletJSON struct {
 	Error        string    `json:"error,omitempty"`
 }
 
-func newKubeletJSON(a device.Allocations) KubeletJSON {
+func newKubeletJSON(a allocation.Snapshot) KubeletJSON {
 	return KubeletJSON{Up: a.Err == nil && !a.At.IsZero(), LastResponse: a.At, Error: errorText(a.Err)}
 }
 

@@ -29,12 +29,11 @@ func Assets() http.Handler {
 	})
 }
 
-// setSecurityHeaders limits a browser to this server's files: no inline style or script, no form, no frame.
+// setSecurityHeaders limits a browser to this server's files: no inline style or
+// script, no form, no frame. The exporter sets the headers of all its responses.
 func setSecurityHeaders(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "+
 		"img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("X-Frame-Options", "DENY")
-	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 }

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/api"
 )
@@ -30,7 +30,7 @@ func parseFilter(rawQuery string) (filter, error) {
 	return f, err
 }
 
-func (f filter) matchesOwner(o device.Owner) bool {
+func (f filter) matchesOwner(o allocation.Owner) bool {
 	if strings.Contains(f.Pod, "/") { // no name of a pod has one
 		return o.Namespace+"/"+o.Pod == f.Pod
 	}

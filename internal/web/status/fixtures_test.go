@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/status"
@@ -26,19 +27,13 @@ func beforeNow(d time.Duration) time.Time { return now.Add(-d) }
 type pageFixture struct {
 	status.PageState
 	stalled map[device.GPU]bool
-	reads   int
 }
 
 // newest is the state of the node for a page.
-func (f *pageFixture) newest(ctx context.Context) status.PageState {
+func (f *pageFixture) newest(context.Context) status.PageState {
 	n := f.PageState
-	n.Allocations.All = slices.SortedFunc(slices.Values(n.Allocations.All), device.CompareAllocations)
+	n.Allocations.All = slices.SortedFunc(slices.Values(n.Allocations.All), allocation.Compare)
 	n.Stalled = func(gpu device.GPU) bool { return f.stalled[gpu] }
-	if ctx.Err() != nil {
-		n.Readings = status.Readings{}
-	} else {
-		f.reads++
-	}
 	return n
 }
 
@@ -75,13 +70,13 @@ func (f *pageFixture) addHistory() {
 func newEmptyFixture() *pageFixture {
 	f := &pageFixture{}
 	f.Name, f.Driver, f.PodsSynced, f.IsPlugin = "node-a", device.Driver{State: device.DriverUp}, true, true
-	f.Allocations = device.Allocations{At: beforeNow(2 * time.Second), Complete: true}
+	f.Allocations = allocation.Snapshot{At: beforeNow(2 * time.Second), Complete: true}
 	f.Readings = status.Readings{At: beforeNow(300 * time.Millisecond), Devices: map[device.ID]status.DeviceReading{}}
 	return f
 }
 
 // addGPU adds a GPU.
-func (f *pageFixture) addGPU(model string, memory float64, capability string) *device.Status {
+func (f *pageFixture) addGPU(model string, memory float64) *device.Status {
 	i := len(f.Statuses)
 	for _, s := range f.Statuses {
 		if !s.WholeGPU() {
@@ -97,7 +92,6 @@ func (f *pageFixture) addGPU(model string, memory float64, capability string) *d
 			{Name: "vbios_version", Value: "96.00.89.00.01"},
 			{Name: "driver_version", Value: "580.95.05"},
 			{Name: "cuda_version", Value: "13.0"},
-			{Name: "compute_capability", Value: capability},
 		},
 	}})
 	return &f.Statuses[len(f.Statuses)-1]
@@ -120,12 +114,17 @@ func (f *pageFixture) addReading(id device.ID, utilization, used, total, power, 
 // allocate allocates an id to containers ("namespace/pod/container").
 func (f *pageFixture) allocate(resource string, id device.AdvertisedID, since time.Duration, owners ...string) {
 	for _, o := range owners {
-		parts := strings.SplitN(o, "/", 3)
-		owner := device.Owner{Namespace: parts[0], Pod: parts[1], Container: parts[2]}
-		f.Allocations.All = append(f.Allocations.All, device.Allocation{Resource: resource, DeviceID: id, Owner: owner})
-		record := device.AllocationRecord{Device: id.Device(), Owner: owner, FirstSeen: beforeNow(since), LastSeen: now}
+		owner := ownerOf(o)
+		f.Allocations.All = append(f.Allocations.All, allocation.Allocation{Resource: resource, DeviceID: id, Owner: owner})
+		record := allocation.Record{Device: id.Device(), Owner: owner, FirstSeen: beforeNow(since), LastSeen: now}
 		f.Allocations.Recent = append(f.Allocations.Recent, record)
 	}
+}
+
+// ownerOf returns the owner "namespace/pod/container".
+func ownerOf(text string) allocation.Owner {
+	parts := strings.SplitN(text, "/", 3)
+	return allocation.Owner{Namespace: parts[0], Pod: parts[1], Container: parts[2]}
 }
 
 const (
@@ -138,7 +137,7 @@ func newH100Fixture() *pageFixture {
 	n := newEmptyFixture()
 	var ids []device.AdvertisedID
 	for i := range 8 {
-		s := n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
+		s := n.addGPU("NVIDIA H100 80GB HBM3", 80)
 		use := []float64{0.98, 0.97, 0.99, 0.98, 0.41, 0.07, 0, 0}[i]
 		n.addReading(s.ID, use, []float64{74.2, 74.2, 73.9, 74.1, 31.5, 12.8, 0.6, 0.6}[i], 80, 72+610*use, 700, 33+38*use)
 		ids = append(ids, s.ID.Advertised())
@@ -176,35 +175,31 @@ func newFailedFixture() *pageFixture {
 	n.stalled = map[device.GPU]bool{n.Statuses[7].GPU: true}
 	n.Resources[0].Healthy = 5
 	exit, recovered := int32(139), beforeNow(58*time.Minute)
-	newIncident := func(
-		id uint64, i int, reason, action string, ago time.Duration, count uint64, to ...incident.AffectedContainer,
-	) incident.Incident {
+	add := func(i int, reason, action string, ago time.Duration, count uint64, owner string, ended *incident.PodTermination) *incident.Incident {
 		s := &n.Statuses[i]
-		return incident.Incident{
-			ID: id, First: beforeNow(ago), Last: beforeNow(ago), Count: count, Device: s.ID, GPU: s.GPU, Index: s.Index,
-			Reason: reason, Action: action, Affected: to,
+		all := &n.Incidents.Incidents
+		*all = append(*all, incident.Incident{
+			ID: uint64(6 - len(*all)), First: beforeNow(ago), Last: beforeNow(ago), Count: count,
+			Device: s.ID, GPU: s.GPU, Index: s.Index, Reason: reason, Action: action,
+		})
+		added := &(*all)[len(*all)-1]
+		if owner != "" {
+			added.Affected = []incident.AffectedContainer{{Owner: ownerOf(owner), Since: beforeNow(31 * time.Hour), Termination: ended}}
 		}
+		return added
 	}
-	newAffected := func(owner string, ended *incident.PodTermination) incident.AffectedContainer {
-		parts := strings.SplitN(owner, "/", 3)
-		of := device.Owner{Namespace: parts[0], Pod: parts[1], Container: parts[2]}
-		return incident.AffectedContainer{Owner: of, Since: beforeNow(31 * time.Hour), Termination: ended}
-	}
+	n.Incidents.Persisted = true
+	add(7, "not_responding", "", 40*time.Second, 1, "", nil).MarkedUnhealthy = true
 	failed := &incident.PodTermination{At: now, Phase: "Failed", Reason: "Error", ExitCode: &exit}
+	add(2, "xid_79", "reboot", 3*time.Minute, 1, "research/llama-pretrain-0/trainer", failed).MarkedUnhealthy = true
+	add(5, "xid_31", "restart_app", 25*time.Minute, 12, "research/notebook-ada/jupyter", nil)
 	restarted := &incident.PodTermination{At: now, Phase: "Failed", ExitCode: &exit, Restarts: 2}
-	n.Incidents = incident.Snapshot{Persisted: true, Incidents: []incident.Incident{
-		newIncident(6, 7, "not_responding", "", 40*time.Second, 1),
-		newIncident(5, 2, "xid_79", "reboot", 3*time.Minute, 1,
-			newAffected("research/llama-pretrain-0/trainer", failed)),
-		newIncident(4, 5, "xid_31", "restart_app", 25*time.Minute, 12, newAffected("research/notebook-ada/jupyter", nil)),
-		newIncident(3, 6, "xid_48", "reset_gpu", time.Hour, 1,
-			newAffected("research/finetune-17/main", restarted)),
-		newIncident(2, 4, "xid_94", "restart_app", 20*time.Hour, 1),
-		newIncident(1, 0, "xid_13", "restart_app", 75*time.Hour, 2),
-	}}
-	n.Incidents.Incidents[0].MarkedUnhealthy, n.Incidents.Incidents[1].MarkedUnhealthy = true, true
-	n.Incidents.Incidents[3].MarkedUnhealthy, n.Incidents.Incidents[3].RecoveredAt = true, &recovered
-	n.Incidents.Incidents[4].OwnersIncomplete, n.Incidents.Incidents[5].AffectedUnknown = true, true
+	over := add(6, "xid_48", "reset_gpu", time.Hour, 1, "research/finetune-17/main", restarted)
+	over.MarkedUnhealthy, over.RecoveredAt = true, &recovered
+	partial := add(4, "xid_94", "restart_app", 20*time.Hour, 1, "", nil)
+	partial.OwnersIncomplete, partial.Profile = true, "1g.10gb"
+	unknown := add(0, "xid_13", "restart_app", 75*time.Hour, 2, "", nil)
+	unknown.AffectedUnknown, unknown.MIGDevices = true, make([]incident.AffectedMIGDevice, 2)
 	return n
 }
 
@@ -237,12 +232,12 @@ func (f *pageFixture) addEngineReading(id device.ID, active, used, total float64
 func newMIGFixture() *pageFixture {
 	n := newEmptyFixture()
 	ids := map[string][]device.AdvertisedID{}
-	whole := n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
+	whole := n.addGPU("NVIDIA H100 80GB HBM3", 80)
 	n.addReading(whole.ID, 0.86, 61.2, 80, 598, 700, 64)
 	ids[gpuResource] = append(ids[gpuResource], whole.ID.Advertised())
 	n.allocate(gpuResource, whole.ID.Advertised(), 3*time.Hour, "research/finetune-18/main")
 
-	g := n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
+	g := n.addGPU("NVIDIA H100 80GB HBM3", 80)
 	g.MIGEnabled = true
 	n.addReading(g.ID, -1, 34.1, 80, 301, 700, 51)
 	for i := range 7 {
@@ -257,144 +252,131 @@ func newMIGFixture() *pageFixture {
 	}
 	fail(&n.Statuses[len(n.Statuses)-2], "xid_95", "reset_gpu", 8*time.Minute)
 
-	g = n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
+	g = n.addGPU("NVIDIA H100 80GB HBM3", 80)
 	g.MIGEnabled = true
 	n.addReading(g.ID, -1, 52.4, 80, 512, 700, 60)
 	for i, c := range []struct {
-		profile string
-		gi, ci  int
-		memory  float64
-		at      device.Placement
-		busy    float64
-		owner   string
+		profile       string
+		gi, ci, start int
+		busy          float64
+		owner         string
 	}{
-		{"1c.3g.40gb", 1, 0, 39.5, device.Placement{Profile: 9, Start: 0, Size: 4}, 0.44, "lab/small/main"},
-		{"2c.3g.40gb", 1, 1, 39.5, device.Placement{Profile: 9, Start: 0, Size: 4}, -1, "lab/large/main"},
-		{"3g.40gb", 2, 0, 39.5, device.Placement{Profile: 9, Start: 4, Size: 4}, 0.81, "research/eval-4/main"},
+		{"1c.3g.40gb", 1, 0, 0, 0.44, "lab/small/main"},
+		{"2c.3g.40gb", 1, 1, 0, -1, "lab/large/main"},
+		{"3g.40gb", 2, 0, 4, 0.81, "research/eval-4/main"},
 	} {
-		s := n.addMIGDevice(c.profile, c.gi, c.ci, c.memory, c.at)
+		s := n.addMIGDevice(c.profile, c.gi, c.ci, 39.5, device.Placement{Profile: 9, Start: c.start, Size: 4})
 		resource := "nvidia.com/mig-" + c.profile
 		ids[resource] = append(ids[resource], s.ID.Advertised())
 		if c.busy >= 0 {
-			n.addEngineReading(s.ID, c.busy, 8+20*c.busy, c.memory)
+			n.addEngineReading(s.ID, c.busy, 8+20*c.busy, 39.5)
 		}
 		n.allocate(resource, s.ID.Advertised(), time.Duration(i+2)*time.Hour, c.owner)
 	}
-	g = n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
+	g = n.addGPU("NVIDIA A30", 24) // has half as many memory slices
+	g.MIGEnabled = true
+	n.addMIGDevice("1g.6gb", 3, 0, 5.8, device.Placement{Start: 3, Size: 1})
+	n.addMIGDevice("2g.12gb", 1, 0, 11.7, device.Placement{Start: 0, Size: 2})
+	n.addMIGDevice("1g.6gb", 4, 0, 5.8, device.Placement{Start: -1})
+	n.addGPU("NVIDIA A100-SXM4-40GB", 40).MIGEnabled = true
+	n.addMIGDevice("1g.10gb", 4, 0, 9.6, device.Placement{Start: 6, Size: 2})
+	g = n.addGPU("NVIDIA H100 80GB HBM3", 80)
 	g.MIGEnabled = true
 	n.addReading(g.ID, -1, 0.6, 80, 71, 700, 34)
+	n.ExpectedGPUs = 7
 	for _, resource := range slices.Sorted(maps.Keys(ids)) {
 		healthy := len(ids[resource])
 		if resource == migResource {
 			healthy--
 		}
-		n.Resources = append(n.Resources, plugin.Resource{
-			Name: resource, IDs: ids[resource], Registered: true, Healthy: healthy,
-		})
+		n.Resources = append(n.Resources, plugin.Resource{Name: resource, IDs: ids[resource], Registered: true, Healthy: healthy})
 	}
 	return n
 }
 
-// newFullMIGFixture returns a node of 56 MIG devices.
-func newFullMIGFixture() *pageFixture {
+// newFailedMIGFixture returns a node of 56 MIG devices with a failed GPU and a separately failed MIG device.
+func newFailedMIGFixture() *pageFixture {
 	n := newEmptyFixture()
-	var ids []device.AdvertisedID
+	r := plugin.Resource{Name: migResource, Registered: true, Healthy: 48}
 	for gpu := range 8 {
-		g := n.addGPU("NVIDIA A100-SXM4-80GB", 80, "8.0")
+		g := n.addGPU("NVIDIA A100-SXM4-80GB", 80)
 		g.MIGEnabled = true
 		n.addReading(g.ID, -1, 40, 80, 210, 400, 48)
 		for i := range 7 {
 			s := n.addMIGDevice("1g.10gb", 7+i, 0, 9.75, device.Placement{Profile: 19, Start: i, Size: 1})
-			ids = append(ids, s.ID.Advertised())
+			r.IDs = append(r.IDs, s.ID.Advertised())
 			n.addEngineReading(s.ID, -1, float64(i), 9.75)
 			if (gpu+i)%3 > 0 {
 				n.allocate(migResource, s.ID.Advertised(), time.Hour, fmt.Sprintf("batch/job-%d-%d/main", gpu, i))
 			}
 		}
 	}
-	n.Resources = []plugin.Resource{{Name: migResource, IDs: ids, Registered: true, Healthy: 56}}
+	n.Resources = []plugin.Resource{r}
 	n.addHistory()
-	return n
-}
-
-// newFailedMIGFixture returns the MIG node with a failed GPU and a separately failed MIG device.
-func newFailedMIGFixture() *pageFixture {
-	n := newFullMIGFixture()
 	for i := range n.Statuses {
 		s := &n.Statuses[i]
-		if own := s.Index == 5 && s.MIGDeviceIndex == 4; s.Index == 3 || own {
+		switch {
+		case s.Index == 3:
 			fail(s, "xid_79", "reboot", 3*time.Minute)
-			if own {
-				s.Reason, s.Action = "xid_95", "reset_gpu"
-			}
-			delete(n.Readings.Devices, s.ID)
-			n.Incidents.Incidents = append(n.Incidents.Incidents, incident.Incident{
-				ID: uint64(100 - i), First: s.Since, Last: s.Since, Count: 1, Device: s.ID, GPU: s.GPU, Index: s.Index,
-				Profile: s.Profile, Reason: s.Reason, Action: s.Action, MarkedUnhealthy: true,
-			})
-			for _, a := range n.Allocations.ForDevice(s.ID) {
-				last := &n.Incidents.Incidents[len(n.Incidents.Incidents)-1]
-				last.Affected = append(last.Affected, incident.AffectedContainer{Owner: a.Owner, Since: beforeNow(time.Hour)})
-			}
+		case s.Index == 5 && s.MIGDeviceIndex == 4:
+			fail(s, "xid_95", "reset_gpu", 3*time.Minute)
+		default:
+			continue
 		}
+		delete(n.Readings.Devices, s.ID)
+		failed := incident.Incident{
+			ID: uint64(100 - i), First: s.Since, Last: s.Since, Count: 1, Device: s.ID, GPU: s.GPU, Index: s.Index,
+			Profile: s.Profile, Reason: s.Reason, Action: s.Action, MarkedUnhealthy: true,
+		}
+		for _, a := range n.Allocations.ForDevice(s.ID) {
+			failed.Affected = append(failed.Affected, incident.AffectedContainer{Owner: a.Owner, Since: beforeNow(time.Hour)})
+		}
+		n.Incidents.Incidents = append(n.Incidents.Incidents, failed)
 	}
-	n.Resources[0].Healthy = 48
 	return n
 }
 
-// newReplicasFixture returns a node of 128 replicas, 64 of them of one GPU, and a failed GPU.
-func newReplicasFixture() *pageFixture {
-	n := newEmptyFixture()
-	o := plugin.Resource{Name: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true}
-	for gpu, replicas := range []int{16, 16, 16, 64, 16} {
-		s := n.addGPU("NVIDIA A10", 24, "8.6")
-		if gpu == 2 {
-			fail(s, "xid_79", "reboot", 3*time.Minute)
-		} else {
-			n.addReading(s.ID, 0.8, 14, 24, 120, 150, 61)
-		}
-		for i := range replicas {
-			o.IDs = append(o.IDs, s.ID.Replica(i))
-			if (gpu+i)%4 > 0 {
-				n.allocate(o.Name, s.ID.Replica(i), time.Hour, fmt.Sprintf("lab/notebook-%d-%d/jupyter", gpu, i))
-			}
-		}
-		if s.Healthy {
-			o.Healthy += replicas
-		}
-	}
-	n.Resources = []plugin.Resource{o}
-	n.addHistory()
-	return n
-}
-
-// newSharedFixture returns a node with several kinds of replicas.
+// newSharedFixture returns a node with few and many replicas of GPUs, a failed GPU, and a GPU with many owners that was
+// not read.
 func newSharedFixture() *pageFixture {
 	n := newEmptyFixture()
-	addShared := func(resource, sharing string, replicas int) *device.Status {
-		s := n.addGPU("Tesla T4", 15, "7.5")
-		n.addReading(s.ID, 0.55, 9.3, 15, 52, 70, 58)
-		o := plugin.Resource{Name: resource, Sharing: sharing, Registered: true, Healthy: replicas}
+	add := func(resource, sharing string, replicas int, owners map[int]string) *device.Status {
+		s := n.addGPU("NVIDIA A10", 24)
+		n.addReading(s.ID, 0.55, 9.3, 24, 52, 150, 58)
+		r := plugin.Resource{Name: resource, Sharing: sharing, Registered: true, Healthy: replicas}
 		for i := range replicas {
-			o.IDs = append(o.IDs, s.ID.Replica(i))
+			r.IDs = append(r.IDs, s.ID.Replica(i))
+			if owners[i] != "" {
+				n.allocate(resource, s.ID.Replica(i), time.Hour, owners[i])
+			}
 		}
-		n.Resources = append(n.Resources, o)
+		n.Resources = append(n.Resources, r)
 		return s
 	}
-	s := addShared("nvidia.com/gpu.shared", "time-slicing", 10)
-	n.allocate("nvidia.com/gpu.shared", s.ID.Replica(0), time.Hour, "lab/notebook-ada/jupyter")
-	n.allocate("nvidia.com/gpu.shared", s.ID.Replica(1), time.Hour, "lab/notebook-grace/jupyter")
-	n.allocate("nvidia.com/gpu.shared", s.ID.Replica(4), 2*time.Minute, "lab/notebook-grace/jupyter")
-	s = addShared("nvidia.com/gpu", "MPS", 4)
-	n.allocate("nvidia.com/gpu", s.ID.Replica(2), 26*time.Hour, "serving/ocr-5c9d/server")
-	n.allocate("nvidia.com/gpu", s.ID.Replica(3), 26*time.Hour, "serving/ocr-77fb/server")
+	many := map[int]string{}
+	for i := range 64 {
+		if i%4 > 0 {
+			many[i] = fmt.Sprintf("lab/notebook-%d/jupyter", i)
+		}
+	}
+	add("nvidia.com/gpu.shared", "time-slicing", 10, map[int]string{
+		0: "lab/notebook-ada/jupyter", 1: "lab/notebook-grace/jupyter", 4: "lab/notebook-grace/jupyter",
+	})
+	add(gpuResource, "MPS", 4, map[int]string{2: "serving/ocr-5c9d/server", 3: "serving/ocr-77fb/server"})
+	add("nvidia.com/gpu.crowded", "time-slicing", 64, many)
+	fail(add("nvidia.com/gpu.failed", "time-slicing", 16, many), "xid_79", "reboot", 3*time.Minute)
+	n.Resources[3].Healthy = 0
+	last := n.addGPU("NVIDIA A10", 24)
+	for i := range 20 {
+		n.allocate(gpuResource, last.ID.Advertised(), time.Hour, fmt.Sprintf("lab/pod-%d/main", i))
+	}
 	return n
 }
 
 // newUnsettledFixture returns a node whose kubelet has just started and listed only some allocations.
 func newUnsettledFixture() *pageFixture {
 	n := newMIGFixture()
-	s := n.addGPU("Tesla T4", 15, "7.5")
+	s := n.addGPU("Tesla T4", 15)
 	o := plugin.Resource{Name: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true, Healthy: 4}
 	for i := range 4 {
 		o.IDs = append(o.IDs, s.ID.Replica(i))
@@ -407,20 +389,10 @@ func newUnsettledFixture() *pageFixture {
 
 // fixtures contains the nodes with a golden file, by name.
 var fixtures = map[string]func() *pageFixture{
-	"h100": newH100Fixture, "failed": newFailedFixture, "mig": newMIGFixture, "mig_full": newFullMIGFixture,
-	"shared": newSharedFixture, "mig_failed": newFailedMIGFixture, "replicas": newReplicasFixture,
-	"one": func() *pageFixture {
-		n := newEmptyFixture()
-		s := n.addGPU("NVIDIA L4", 22.5, "8.9")
-		n.addReading(s.ID, 0.33, 7.1, 22.5, 41, 72, 52)
-		n.allocate(gpuResource, s.ID.Advertised(), 4*24*time.Hour, "default/whisper/main")
-		n.Resources = []plugin.Resource{
-			{Name: gpuResource, IDs: []device.AdvertisedID{s.ID.Advertised()}, Registered: true, Healthy: 1},
-		}
-		return n
-	},
-	"no_gpu": newEmptyFixture,
-	// A GPU was removed, and its replacement has the same index.
+	"h100": newH100Fixture, "failed": newFailedFixture, "mig": newMIGFixture, "mig_failed": newFailedMIGFixture,
+	"shared": newSharedFixture, "unsettled": newUnsettledFixture, "hostile": newHostileFixture, "no_gpu": newEmptyFixture,
+	"starting": func() *pageFixture { return &pageFixture{} },
+	// A GPU was removed, and its replacement has the same index. Another GPU is retired.
 	"replaced": func() *pageFixture {
 		n := newH100Fixture()
 		removed := n.Statuses[1]
@@ -428,6 +400,13 @@ var fixtures = map[string]func() *pageFixture{
 		fail(&removed, "gone", "", time.Minute)
 		removed.Gone = true
 		n.Statuses = slices.Insert(n.Statuses, 2, removed)
+		retired := &n.Statuses[8]
+		fail(retired, "retired", "", time.Hour)
+		retired.Note = "fan is <noisy>"
+		n.Incidents.Incidents = []incident.Incident{{
+			ID: 1, First: retired.Since, Last: retired.Since, Count: 1, Device: retired.ID, GPU: retired.GPU, Index: 7,
+			Reason: "retired", Action: "replace", MarkedUnhealthy: true, Note: retired.Note,
+		}}
 		return n
 	},
 	"no_driver": func() *pageFixture {
@@ -437,7 +416,6 @@ var fixtures = map[string]func() *pageFixture{
 		n.PodsSynced, n.PodsErr = false, errors.New("the kubelet has no Pods API: connect: no such file or directory")
 		return n
 	},
-	"starting": func() *pageFixture { return &pageFixture{} },
 	"kubelet_away": func() *pageFixture {
 		n := newH100Fixture()
 		n.Allocations.At, n.Allocations.Err = beforeNow(4*time.Minute), errors.New("connect: connection refused")
@@ -452,7 +430,6 @@ var fixtures = map[string]func() *pageFixture{
 		n.Allocations.Complete, n.Allocations.All, n.Allocations.Recent, n.Allocations.At = false, nil, nil, time.Time{}
 		return n
 	},
-	"unsettled": newUnsettledFixture, "hostile": newHostileFixture,
 }
 
 // hostileText contains markup, templates and control characters.
@@ -462,26 +439,21 @@ const hostileText = "</title></svg>\"'><script>alert(1)</script><img src=x onerr
 // newHostileFixture returns a node with a hostile text in each name.
 func newHostileFixture() *pageFixture {
 	n := newEmptyFixture()
-	s := n.addGPU(hostileText, 80, hostileText)
+	s := n.addGPU(hostileText, 80)
 	s.Healthy, s.Health, s.Reason, s.Action, s.PCI = false, device.Unhealthy, hostileText, hostileText, hostileText
 	for i := range s.InfoLabels {
 		s.InfoLabels[i].Value = hostileText
 	}
-	owner := device.Owner{Namespace: hostileText, Pod: hostileText, Container: hostileText}
+	owner := allocation.Owner{Namespace: hostileText, Pod: hostileText, Container: hostileText}
 	replica := s.ID.Advertised() + "::" + device.AdvertisedID(hostileText)
-	n.Allocations.All = []device.Allocation{{Resource: hostileText, DeviceID: replica, Owner: owner}}
+	n.Allocations.All = []allocation.Allocation{{Resource: hostileText, DeviceID: replica, Owner: owner}}
 	n.Allocations.Err = errors.New(hostileText)
 	n.Driver.Err = errors.New(hostileText)
 	n.PodsSynced, n.PodsErr = false, errors.New(hostileText)
-	n.Resources = []plugin.Resource{
-		{Name: hostileText, IDs: []device.AdvertisedID{replica}, Err: hostileText},
-	}
+	n.Resources = []plugin.Resource{{Name: hostileText, IDs: []device.AdvertisedID{replica}, Err: hostileText}}
 	n.Incidents = incident.Snapshot{Err: errors.New(hostileText), Incidents: []incident.Incident{{
 		Last: now, Device: s.ID, GPU: s.GPU, Reason: hostileText, Action: hostileText, Profile: hostileText,
-		Affected: []incident.AffectedContainer{{
-			Owner:       owner,
-			Termination: &incident.PodTermination{Phase: hostileText, Reason: hostileText},
-		}},
+		Affected: []incident.AffectedContainer{{Owner: owner, Termination: &incident.PodTermination{Phase: hostileText, Reason: hostileText}}},
 	}}}
 	return n
 }

@@ -20,8 +20,8 @@ type gpuCard struct {
 // gpuCards returns the GPUs with their MIG devices, the most urgent first.
 func (d *nodeData) gpuCards() (gpus []*gpuCard) {
 	anchors := map[string]int{}
-	for i := range d.api.Devices {
-		of := &d.api.Devices[i]
+	for i := range d.Response.Devices {
+		of := &d.Response.Devices[i]
 		card := d.deviceCard(of)
 		anchors[card.Anchor]++
 		if n := anchors[card.Anchor]; n > 1 { // a replacement has the index of a removed GPU
@@ -80,17 +80,16 @@ func (g *gpuCard) devices() []*deviceCard {
 // allocatable returns the MIG devices, or the GPU without one.
 func (g *gpuCard) allocatable() []*deviceCard { return g.devices()[min(1, len(g.MIGDevices)):] }
 
-// matchingGPUs returns the matching GPUs, with the matching MIG devices only.
+// matchingGPUs returns the GPUs with a matching device, and marks the devices
+// shown.
 func matchingGPUs(gpus []*gpuCard, f filter) (matching []*gpuCard) {
 	for _, g := range gpus {
 		for _, card := range g.allocatable() {
 			card.Shown = card.matches(f)
 			g.Shown = g.Shown || card.Shown
-		}
-		all := len(g.MIGDevices)
-		g.MIGDevices = slices.DeleteFunc(g.MIGDevices, func(m *deviceCard) bool { return !m.Shown })
-		if len(g.MIGDevices) < all {
-			g.Partition = nil // the map links to all MIG devices
+			if !card.Shown {
+				g.Partition = nil // the map links to all MIG devices
+			}
 		}
 		if g.Shown {
 			matching = append(matching, g)

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -30,8 +31,7 @@ func get(t *testing.T, h http.Handler, path string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, http.NoBody))
 	for name, want := range map[string]string{
-		"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
-		"Cross-Origin-Resource-Policy": "same-origin",
+		"X-Frame-Options": "DENY", "Cross-Origin-Resource-Policy": "same-origin",
 		"Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; " +
 			"img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 	} {
@@ -53,141 +53,46 @@ func (f *pageFixture) html(t *testing.T, query string) string {
 	return w.Body.String()
 }
 
-// page returns the elements of the page.
-func (f *pageFixture) page(t *testing.T) element { return f.filteredPage(t, "") }
-
-func (f *pageFixture) filteredPage(t *testing.T, query string) element {
+// find returns the groups of each match of a pattern on the page for a query, as plain text.
+func (f *pageFixture) find(t *testing.T, query, pattern string) (found []string) {
 	t.Helper()
-	root, err := html.Parse(strings.NewReader(f.html(t, query)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return element{root}
-}
-
-// element is an element of a page with its content. The zero element is empty.
-type element struct{ *html.Node }
-
-func (e element) attribute(name string) string {
-	for _, a := range e.Attr {
-		if a.Key == name {
-			return a.Val
-		}
-	}
-	return ""
-}
-
-// find returns the elements that match, in the order of the page.
-func (e element) find(matches func(element) bool) (found []element) {
-	if e.Node == nil {
-		return nil
-	}
-	for n := range e.Descendants() {
-		if n.Type == html.ElementNode && matches(element{n}) {
-			found = append(found, element{n})
-		}
+	for _, match := range regexp.MustCompile(pattern).FindAllStringSubmatch(f.html(t, query), -1) {
+		groups := slices.DeleteFunc(match[1:], func(group string) bool { return group == "" })
+		found = append(found, html.UnescapeString(strings.Join(groups, " ")))
 	}
 	return found
-}
-
-// all returns the elements of a class.
-func (e element) all(class string) []element {
-	return e.find(func(o element) bool { return slices.Contains(strings.Fields(o.attribute("class")), class) })
-}
-
-// first returns the first element of a class.
-func (e element) first(class string) element { return append(e.all(class), element{})[0] }
-
-// byID returns the element with an id.
-func (e element) byID(t *testing.T, id string) element {
-	t.Helper()
-	found := e.find(func(o element) bool { return o.attribute("id") == id })
-	if len(found) != 1 {
-		t.Fatalf("%d elements have the id %s", len(found), id)
-	}
-	return found[0]
-}
-
-// text returns the text as a browser shows it, with a space before each cell and
-// item.
-func (e element) text() string {
-	if e.Node == nil {
-		return ""
-	}
-	var all strings.Builder
-	for n := range e.Descendants() {
-		switch {
-		case n.Type == html.TextNode:
-			all.WriteString(n.Data)
-		case slices.Contains([]string{"td", "th", "li", "dt", "dd", "p", "div", "span", "time"}, n.Data):
-			all.WriteString(" ")
-		}
-	}
-	return strings.Join(strings.Fields(all.String()), " ")
-}
-
-// texts returns the text of each element.
-func texts(all []element) (list []string) {
-	for _, e := range all {
-		list = append(list, e.text())
-	}
-	return list
-}
-
-// pairs returns the values of a description list by name.
-func (e element) pairs(class string) map[string]string {
-	pairs := map[string]string{}
-	name := ""
-	for _, part := range e.first(class).find(func(o element) bool { return o.Data == "dt" || o.Data == "dd" }) {
-		if part.Data == "dt" {
-			name = part.text()
-		} else {
-			pairs[name] = part.text()
-		}
-	}
-	return pairs
-}
-
-// cells returns the cell of a column of each row of a table.
-func (e element) cells(table, column string) []string {
-	return texts(e.first(table).find(func(o element) bool { return o.attribute("data-name") == column }))
 }
 
 // checkHTML checks that elements are closed, ids are unique and link targets
 // exist, and that the page conforms to its policy.
 func checkHTML(t *testing.T, page string) {
 	t.Helper()
-	var open []string
+	open := []string{""}
 	ids, wanted := map[string]bool{}, map[string]bool{}
-	for z := html.NewTokenizer(strings.NewReader(page)); ; {
-		kind := z.Next()
+	z := html.NewTokenizer(strings.NewReader(page))
+	for z.Next() != html.ErrorToken {
 		token := z.Token()
-		switch kind {
-		case html.ErrorToken:
-			if !errors.Is(z.Err(), io.EOF) || len(open) > 0 {
-				t.Errorf("%v: elements not closed: %v", z.Err(), open)
-			}
-			for id := range wanted {
-				if !ids[id] {
-					t.Errorf("no element has the id %q", id)
-				}
-			}
-			return
-		case html.StartTagToken, html.SelfClosingTagToken:
-			if kind == html.StartTagToken && !slices.Contains([]string{"meta", "link"}, token.Data) {
-				open = append(open, token.Data)
-			}
-			checkAttributes(t, token, ids, wanted)
-		case html.EndTagToken:
-			if len(open) == 0 || open[len(open)-1] != token.Data {
-				t.Fatalf("</%s> closes %v", token.Data, open)
-			}
+		within := open[len(open)-1]
+		switch {
+		case token.Type == html.EndTagToken && within != token.Data:
+			t.Fatalf("</%s> closes %v", token.Data, open)
+		case token.Type == html.EndTagToken:
 			open = open[:len(open)-1]
-		case html.TextToken:
-			within := append([]string{""}, open...)[len(open)]
-			if slices.Contains([]string{"script", "style"}, within) && strings.TrimSpace(token.Data) != "" {
-				t.Errorf("<%s> has inline content: %q", within, token.Data)
-			}
+		case token.Type == html.TextToken && (within == "script" || within == "style") && strings.TrimSpace(token.Data) != "":
+			t.Errorf("<%s> has inline content: %q", within, token.Data)
+		case token.Type == html.StartTagToken && token.Data != "meta" && token.Data != "link":
+			open = append(open, token.Data)
+		}
+		if token.Type == html.StartTagToken || token.Type == html.SelfClosingTagToken {
+			checkAttributes(t, token, ids, wanted)
+		}
+	}
+	if !errors.Is(z.Err(), io.EOF) || len(open) > 1 {
+		t.Errorf("%v: elements not closed: %v", z.Err(), open)
+	}
+	for id := range wanted {
+		if !ids[id] {
+			t.Errorf("no element has the id %q", id)
 		}
 	}
 }

@@ -55,7 +55,8 @@ type resourceRow struct {
 	Allocated string // number, "–" if unknown
 }
 
-func (d *nodeData) resourceRows() (rows []resourceRow) {
+// ResourceRows returns the resources of the device plugin.
+func (d *nodeData) ResourceRows() (rows []resourceRow) {
 	for _, resource := range d.Resources {
 		devices := map[device.ID]bool{}
 		for _, id := range resource.IDs {
@@ -81,8 +82,8 @@ func (d *nodeData) resourceRows() (rows []resourceRow) {
 // deviceNoun names the devices that can be allocated, of those listed.
 func (d *nodeData) deviceNoun(isListed func(device.ID) bool) string {
 	gpus, migDevices := false, false
-	for i := range d.api.Devices {
-		switch o := &d.api.Devices[i]; {
+	for i := range d.Response.Devices {
+		switch o := &d.Response.Devices[i]; {
 		case !isListed(o.ID):
 		case o.IsMIGDevice():
 			migDevices = true
@@ -113,7 +114,7 @@ func (d *nodeData) stats(gpus []*gpuCard) (stats []nodeStat) {
 		}
 		stats = append(stats, nodeStat{name, value, note})
 	}
-	n := d.api.Counts()
+	n := d.Response.Counts()
 	of := "of " + text.Plural(n.Devices, d.deviceNoun(func(device.ID) bool { return true }))
 	add(true, "Healthy", strconv.Itoa(n.Healthy), of)
 	add(n.Unknown == 0 && n.Devices > 0, "Allocated", strconv.Itoa(n.Allocated), of)

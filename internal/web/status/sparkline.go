@@ -2,7 +2,7 @@ package status
 
 import (
 	"fmt"
-	"strconv"
+	"strings"
 )
 
 const (
@@ -16,7 +16,7 @@ type sparkline struct{ Label, Path string }
 
 // newSparkline returns the line of a measure; nil without a point.
 func newSparkline(measure string, points slotPoints) *sparkline {
-	var path []byte
+	var path strings.Builder
 	low, high := 100, 0
 	last := -1 // slot of the latest point
 	for slot, point := range points {
@@ -27,10 +27,9 @@ func newSparkline(measure string, points slotPoints) *sparkline {
 		low, high = min(low, percent), max(high, percent)
 		y := sparkHeight - (percent*sparkHeight+50)/100
 		if last < 0 || slot-last > maxSlotGap {
-			path = appendStep(path, 'M', slot, y)
-			path = append(path, "h0"...) // a dot, also without a next point
+			fmt.Fprintf(&path, "M%d %dh0", slot, y) // a dot, also without a next point
 		} else {
-			path = appendStep(path, 'L', slot, y)
+			fmt.Fprintf(&path, "L%d %d", slot, y)
 		}
 		last = slot
 	}
@@ -39,11 +38,6 @@ func newSparkline(measure string, points slotPoints) *sparkline {
 	}
 	return &sparkline{
 		Label: fmt.Sprintf("%s of the last 30 min: %d to %d %%", measure, low, high),
-		Path:  string(path),
+		Path:  path.String(),
 	}
-}
-
-func appendStep(path []byte, command byte, x, y int) []byte {
-	path = strconv.AppendInt(append(path, command), int64(x), 10)
-	return strconv.AppendInt(append(path, ' '), int64(y), 10)
 }

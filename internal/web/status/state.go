@@ -35,9 +35,6 @@ type Readings struct {
 type nodeData struct {
 	*PageState
 	now time.Time
-	api api.DevicesResponse
-}
-
-func newNodeData(n *PageState, now time.Time) *nodeData {
-	return &nodeData{PageState: n, now: now, api: n.Devices(now)}
+	// Response is the response of the JSON API for all devices.
+	Response api.DevicesResponse
 }

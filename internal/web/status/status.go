@@ -22,8 +22,13 @@ import (
 	"github.com/podgauge/podgauge/internal/xid"
 )
 
-// maxPageAge is how long viewers share a page.
-const maxPageAge = 500 * time.Millisecond
+const (
+	// maxPageAge is how long viewers share a page.
+	maxPageAge = 500 * time.Millisecond
+	// readingsTimeout limits the wait for readings; a collection takes at most a
+	// second. After it the page has no readings.
+	readingsTimeout = 2 * time.Second
+)
 
 //go:embed templates
 var templateFiles embed.FS
@@ -34,8 +39,8 @@ type Page struct {
 	options  PageOptions
 	template *template.Template
 
-	mu         sync.Mutex // guards all below
-	body       string     // of the newest filter
+	mu         sync.Mutex // guards the newest page below
+	body       string
 	filter     filter
 	renderedAt time.Time
 }
@@ -69,13 +74,15 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest) // with quoted values
 		return
 	}
-	// Other viewers share the page, and a collection has a timeout.
-	body, err := p.current(context.WithoutCancel(r.Context()), f)
+	// Other viewers share the page. A client that closes its sending half also
+	// cancels the context.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), readingsTimeout)
+	defer cancel()
+	body, err := p.current(ctx, f)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	io.WriteString(w, body) //nolint:errcheck // the client disconnected
 }
@@ -87,11 +94,11 @@ func (p *Page) current(ctx context.Context, f filter) (string, error) {
 	if p.body != "" && p.filter == f && time.Since(p.renderedAt) < maxPageAge {
 		return p.body, nil
 	}
-	var page strings.Builder
-	page.Grow(len(p.body)) // about as long
 	n := p.newest(ctx)
 	p.body, p.filter, p.renderedAt = "", f, time.Now()
-	view := newPageView(newNodeData(&n, p.renderedAt), p.options, f)
+	data := &nodeData{PageState: &n, now: p.renderedAt, Response: n.Devices(api.Query{}, p.renderedAt)}
+	view := newPageView(data, p.options, f)
+	var page strings.Builder
 	if err := p.template.ExecuteTemplate(&page, "page.html", view); err != nil {
 		return "", fmt.Errorf("render page: %w", err)
 	}

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,7 +15,11 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
+	"go.uber.org/goleak"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var update = flag.Bool("update", false, "update the golden files")
 
@@ -26,19 +29,7 @@ func TestGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var got string
 			runAtNow(t, func(t *testing.T) { got = fixtures[name]().html(t, "") })
-			file := filepath.Join("testdata", name+".html")
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got != string(want) {
-				t.Errorf("differs from %s; if intended, run make golden:\n%s", file, got)
-			}
+			testfile.CheckGolden(t, *update, "testdata/"+name+".html", got)
 		})
 	}
 	files, err := filepath.Glob("testdata/*.html")
@@ -65,12 +56,9 @@ func TestAssets(t *testing.T) {
 	for name, contentType := range map[string]string{
 		"page.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml",
 	} {
-		want, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := testfile.Read(t, name)
 		w := get(t, status.Assets(), status.AssetsPath+name)
-		if w.Code != http.StatusOK || w.Body.String() != string(want) {
+		if w.Code != http.StatusOK || w.Body.String() != want {
 			t.Errorf("%s: got status %d, %s", name, w.Code, w.Body)
 		}
 		if h := w.Header(); h.Get("Content-Type") != contentType || h.Get("Cache-Control") != "no-cache" {
@@ -79,7 +67,7 @@ func TestAssets(t *testing.T) {
 		if !strings.Contains(page, `"static/`+name+`"`) {
 			t.Errorf("the page does not use %s", name)
 		}
-		if name != "icon.svg" && strings.Contains(string(want), "http") {
+		if name != "icon.svg" && strings.Contains(want, "http") {
 			t.Errorf("%s has a URL", name)
 		}
 	}
@@ -90,17 +78,27 @@ func TestAssets(t *testing.T) {
 	}
 }
 
-// TestViewersShareAPage checks that a page is rendered at most twice a second.
+// TestViewersShareAPage checks that a page is rendered at most twice a second, completely for a disconnected client.
 func TestViewersShareAPage(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		n := newH100Fixture()
-		p := status.New(n.newest, pageOptions)
+		n, reads := newH100Fixture(), 0
+		p := status.New(func(ctx context.Context) status.PageState {
+			if ctx.Err() != nil {
+				t.Error("the readings of a disconnected client are not waited for")
+			}
+			reads++
+			return n.newest(ctx)
+		}, pageOptions)
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		r := httptest.NewRequestWithContext(gone, http.MethodGet, "/", http.NoBody)
+		p.ServeHTTP(httptest.NewRecorder(), r)
 		for range 100 {
 			get(t, p, "/")
 			time.Sleep(50 * time.Millisecond)
 		}
-		if n.reads != 10 {
-			t.Errorf("got %d rendered pages in five seconds, want 10", n.reads)
+		if reads != 10 {
+			t.Errorf("got %d rendered pages in five seconds, want 10", reads)
 		}
 		n.Statuses[3].Healthy, n.Statuses[3].Health, n.Statuses[3].Reason = false, device.Unhealthy, "xid_79"
 		time.Sleep(500 * time.Millisecond)
@@ -108,30 +106,4 @@ func TestViewersShareAPage(t *testing.T) {
 			t.Error("the page lacks the change")
 		}
 	})
-}
-
-// TestPageOfDisconnectedClient checks that the page for a disconnected client is complete: other viewers share it.
-func TestPageOfDisconnectedClient(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	w := httptest.NewRecorder()
-	r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/", http.NoBody)
-	status.New(newH100Fixture().newest, pageOptions).ServeHTTP(w, r)
-	if !strings.Contains(w.Body.String(), "98 %") {
-		t.Errorf("got status %d, %s", w.Code, w.Body)
-	}
-}
-
-// BenchmarkPage renders pages. Viewers share a page with the same filter, so the filter alternates.
-func BenchmarkPage(b *testing.B) {
-	for _, name := range []string{"h100", "mig_full", "replicas"} {
-		p := status.New(fixtures[name]().newest, pageOptions)
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				r := httptest.NewRequest(http.MethodGet, []string{"/?state=healthy", "/"}[i%2], http.NoBody)
-				p.ServeHTTP(httptest.NewRecorder(), r)
-			}
-		})
-	}
 }

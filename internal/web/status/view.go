@@ -26,29 +26,13 @@ type PageOptions struct {
 
 // pageView is the input of the template. Its texts may have control characters.
 type pageView struct {
+	*nodeData
 	PageOptions
-	Node     string               // name
-	Response *api.DevicesResponse // for all devices
-	Grade    string
-	Headline string        // the node's state in a sentence
-	Alerts   []*deviceCard // devices that are not healthy
-	Stats    []nodeStat
-
-	Model       string    // of all GPUs, if common
-	ReadAt      time.Time // of old readings
-	Filter      filter
-	FilterLinks []filterLink
-	GPUs        []*gpuCard // matching the filter
-	AllGPUs     int
-
-	Incidents      []incident.Incident // the newest that affected the pod of the filter
-	IncidentsError error               // not stored on disk
-
-	Driver, Kubelet dependency
-	PodsAPIUp       bool
-	PodsAPIError    error
-	Resources       []resourceRow
-	IsPlugin        bool // this process is the device plugin
+	Filter          filter
+	AllGPUs         []*gpuCard
+	GPUs            []*gpuCard // matching the filter
+	Model           string     // of all GPUs, if common
+	Grade, Headline string     // the node's state in a sentence
 }
 
 // filterLink is a link to the devices in a state; to all devices without State.
@@ -58,37 +42,41 @@ type filterLink struct {
 }
 
 func newPageView(d *nodeData, o PageOptions, f filter) *pageView {
+	o.Node = cmp.Or(o.Node, "this node")
 	gpus := d.gpuCards()
-	v := &pageView{
-		PageOptions:    o,
-		Node:           cmp.Or(o.Node, "this node"),
-		Response:       &d.api,
-		Model:          moveModel(gpus),
-		Filter:         f,
-		FilterLinks:    filterLinks(gpus, f),
-		AllGPUs:        len(gpus),
-		IncidentsError: d.Incidents.Err,
-		Driver:         driverStates[d.api.Driver.State],
-		Kubelet:        kubeletState(d.api.Kubelet),
-		Stats:          d.stats(gpus),
-		Resources:      d.resourceRows(),
-		IsPlugin:       d.IsPlugin,
-		PodsAPIUp:      d.PodsSynced,
-		PodsAPIError:   d.PodsErr,
+	v := &pageView{nodeData: d, PageOptions: o, Filter: f, AllGPUs: gpus}
+	v.Model = moveModel(gpus)
+	v.GPUs = matchingGPUs(gpus, f)
+	v.summarize()
+	return v
+}
+
+// Driver returns the state of the driver.
+func (v *pageView) Driver() dependency { return driverStates[v.Response.Driver.State] }
+
+// Kubelet returns the state of the kubelet.
+func (v *pageView) Kubelet() dependency { return kubeletState(v.Response.Kubelet) }
+
+// Stats returns the numbers of the whole node.
+func (v *pageView) Stats() []nodeStat { return v.stats(v.AllGPUs) }
+
+// ReadAt returns the time of old readings.
+func (v *pageView) ReadAt() (at time.Time) {
+	if v.now.Sub(v.Readings.At) >= maxReadingsAge {
+		at = v.Readings.At
 	}
-	if d.now.Sub(d.Readings.At) >= maxReadingsAge {
-		v.ReadAt = d.Readings.At
-	}
-	for _, i := range d.Incidents.Incidents {
-		if f.Pod == "" || f.affects(i.Affected) {
-			v.Incidents = append(v.Incidents, i)
+	return at
+}
+
+// NewestIncidents returns the newest incidents that affected the pod of the
+// filter.
+func (v *pageView) NewestIncidents() (newest []incident.Incident) {
+	for _, i := range v.Incidents.Incidents {
+		if v.Filter.Pod == "" || v.Filter.affects(i.Affected) {
+			newest = append(newest, i)
 		}
 	}
-	v.Incidents = limit(v.Incidents, maxIncidents).First
-	v.summarize(gpus)
-	v.Alerts = unhealthyCards(gpus)
-	v.GPUs = matchingGPUs(gpus, f)
-	return v
+	return limit(newest, maxIncidents).First
 }
 
 // moveModel returns the common model of all GPUs, and removes it from each.
@@ -105,14 +93,14 @@ func moveModel(gpus []*gpuCard) (model string) {
 	return model
 }
 
-// filterLinks returns links to all devices and to each state, in fixed places.
+// FilterLinks returns links to all devices and to each state, in fixed places.
 // The filter of pods stays.
-func filterLinks(gpus []*gpuCard, f filter) (links []filterLink) {
+func (v *pageView) FilterLinks() (links []filterLink) {
 	for _, state := range append([]string{""}, filterStates...) {
 		link := filterLink{State: state}
-		for _, g := range gpus {
+		for _, g := range v.AllGPUs {
 			for _, card := range g.allocatable() {
-				if card.matches(filter{f.Pod, state}) {
+				if card.matches(filter{v.Filter.Pod, state}) {
 					link.Count++
 				}
 			}
@@ -122,10 +110,10 @@ func filterLinks(gpus []*gpuCard, f filter) (links []filterLink) {
 	return links
 }
 
-// unhealthyCards returns the devices that are not healthy, except MIG devices
-// with the fault of their GPU.
-func unhealthyCards(gpus []*gpuCard) (all []*deviceCard) {
-	for _, g := range gpus {
+// Alerts returns the devices that are not healthy, except MIG devices with the
+// fault of their GPU.
+func (v *pageView) Alerts() (all []*deviceCard) {
+	for _, g := range v.AllGPUs {
 		for _, card := range g.devices() {
 			if (card.isUnhealthy() || card.Device.Gone) && !card.FaultOfGPU {
 				all = append(all, card)
@@ -136,11 +124,11 @@ func unhealthyCards(gpus []*gpuCard) (all []*deviceCard) {
 }
 
 // summarize sets the headline and the grade.
-func (v *pageView) summarize(gpus []*gpuCard) {
+func (v *pageView) summarize() {
 	v.Grade, v.Headline = v.summarizeDevices(v.Response.Counts())
 	warnings := ""
 	stalled := 0
-	for _, g := range gpus {
+	for _, g := range v.AllGPUs {
 		if g.Stalled && g.Device.Healthy {
 			stalled++
 		}
@@ -151,8 +139,8 @@ func (v *pageView) summarize(gpus []*gpuCard) {
 	if missing := v.Response.MissingGPUs; missing > 0 {
 		warnings += fmt.Sprintf(" Missing: %d of %d expected GPUs.", missing, v.Response.ExpectedGPUs)
 	}
-	if v.Kubelet.Grade == gradeBad {
-		warnings += " The kubelet " + v.Kubelet.State + "."
+	if v.Kubelet().Grade == gradeBad {
+		warnings += " The kubelet " + v.Kubelet().State + "."
 	}
 	v.Headline += warnings
 	if warnings != "" && v.Grade == gradeWell {
@@ -161,15 +149,17 @@ func (v *pageView) summarize(gpus []*gpuCard) {
 }
 
 func (v *pageView) summarizeDevices(n api.DeviceCounts) (grade, headline string) {
-	driver := "The driver " + v.Driver.State + "."
+	grade = v.Driver().Grade
+	noGPU := len(v.AllGPUs) == 0
+	driver := "The driver " + v.Driver().State + "."
 	switch {
-	case v.Driver.Grade == gradeBad && v.AllGPUs == 0:
+	case grade == gradeBad && noGPU:
 		return gradeBad, driver + " No GPU is known."
-	case v.Driver.Grade == gradeBad:
+	case grade == gradeBad:
 		return gradeBad, driver
-	case v.AllGPUs == 0 && v.Driver.Grade == gradeWarning:
+	case noGPU && grade == gradeWarning:
 		return gradeWarning, driver + " No GPU is known yet."
-	case v.AllGPUs == 0:
+	case noGPU:
 		return gradeWell, "The driver is up but lists no GPUs."
 	case n.Devices == 0:
 		return gradeWell, "MIG mode is enabled on all GPUs, but no MIG device exists."

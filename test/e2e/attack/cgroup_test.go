@@ -1,129 +1,79 @@
 package attack
 
 import (
-	"bufio"
-	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
-// memoryCgroup is a memory cgroup with a limit, like the cgroup of a container.
+// memoryCgroup is a memory cgroup with the chart's limit, like the cgroup of a container.
 type memoryCgroup struct {
-	dir string
-	v2  bool
+	parent string
+	limits map[string]int // by file
+	peaks  []string
+	events string // has the number of killed processes
+	dir    string
+	// separateSockets is set with cgroup v1. With v2, one limit includes sockets and page cache: the kernel reclaims memory at the limit.
+	separateSockets bool
 }
 
-// newMemoryCgroup creates a memory cgroup. If the machine does not allow it, the test is skipped, or fails if strict.
-func newMemoryCgroup(t *testing.T, limit int) *memoryCgroup {
+// newMemoryCgroup creates a memory cgroup in the machine's hierarchy of cgroup v1 or v2.
+func newMemoryCgroup(t *testing.T) memoryCgroup {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		skip(t, "a memory cgroup requires root")
+	c := memoryCgroup{
+		parent: "/sys/fs/cgroup", limits: map[string]int{"memory.max": memoryLimit}, peaks: []string{"memory.peak"}, events: "memory.events",
 	}
-	root, v2, err := memoryHierarchy()
-	if err != nil {
-		skip(t, "no memory cgroup on this machine: ", err)
-	}
-	c := &memoryCgroup{dir: filepath.Join(root, fmt.Sprintf("podgauge-attack-%d", os.Getpid())), v2: v2}
-	if v2 {
-		if err := os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+memory"), 0o644); err != nil {
-			skip(t, "no memory limits below this cgroup: ", err)
+	if _, err := os.Stat("/sys/fs/cgroup/memory"); err == nil {
+		// cgroup v1 counts the memory of sockets separately, and only with a separate limit, which containers lack.
+		c = memoryCgroup{
+			parent: "/sys/fs/cgroup/memory", limits: map[string]int{"memory.limit_in_bytes": memoryLimit, "memory.kmem.tcp.limit_in_bytes": 1 << 40},
+			peaks: []string{"memory.max_usage_in_bytes", "memory.kmem.tcp.max_usage_in_bytes"}, events: "memory.oom_control",
+			separateSockets: true,
 		}
 	}
-	if err := os.Mkdir(c.dir, 0o755); err != nil {
-		skip(t, "no memory cgroup on this machine: ", err)
-	}
+	c.dir = fmt.Sprintf("%s/podgauge-attack-%d", c.parent, os.Getpid())
+	require.NoError(t, os.Mkdir(c.dir, 0o755))
 	t.Cleanup(func() {
 		if err := os.Remove(c.dir); err != nil {
 			t.Errorf("remove the cgroup: %v", err)
 		}
 	})
-	// cgroup v1 counts the memory of sockets separately, and only with a separate limit, which containers lack.
-	limits := map[string]string{"memory.limit_in_bytes": strconv.Itoa(limit), "memory.kmem.tcp.limit_in_bytes": strconv.Itoa(1 << 40)}
-	if v2 {
-		limits = map[string]string{"memory.max": strconv.Itoa(limit), "memory.swap.max": "0"}
-	}
-	for file, value := range limits {
-		err := os.WriteFile(filepath.Join(c.dir, file), []byte(value), 0o644)
-		if err != nil && (file != "memory.swap.max" || !errors.Is(err, os.ErrNotExist)) {
-			t.Fatalf("limit memory: %v", err)
-		}
+	for file, limit := range c.limits {
+		require.NoError(t, os.WriteFile(c.file(file), []byte(strconv.Itoa(limit)), 0o644))
 	}
 	return c
 }
 
-// memoryHierarchy returns the mount point of the hierarchy with the memory controller.
-func memoryHierarchy() (root string, v2 bool, err error) {
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return "", false, err
-	}
-	for lines := bufio.NewScanner(bytes.NewReader(mounts)); lines.Scan(); {
-		// proc_pid_mountinfo(5): the mount point is the fifth field; type and options are at the end.
-		mount, kind, _ := strings.Cut(lines.Text(), " - ")
-		at, fields := strings.Fields(mount)[4], strings.Fields(kind)
-		switch fields[0] {
-		case "cgroup":
-			if strings.Contains(","+fields[2]+",", ",memory,") {
-				return at, false, nil
-			}
-		case "cgroup2":
-			if controllers, _ := os.ReadFile(filepath.Join(at, "cgroup.controllers")); bytes.Contains(controllers, []byte("memory")) {
-				root, v2 = at, true
-			}
-		}
-	}
-	if root == "" {
-		return "", false, errors.New("no hierarchy has the memory controller")
-	}
-	return root, v2, nil
-}
+func (c memoryCgroup) file(name string) string { return filepath.Join(c.dir, name) }
 
-// procs returns the file that adds processes to the cgroup.
-func (c *memoryCgroup) procs() string { return filepath.Join(c.dir, "cgroup.procs") }
+// read returns the content of a file of the cgroup.
+func (c memoryCgroup) read(t *testing.T, name string) string {
+	t.Helper()
+	text := testfile.Read(t, c.file(name))
+	return strings.TrimSpace(text)
+}
 
 // peak returns the peak memory in bytes, including page cache and sockets.
-func (c *memoryCgroup) peak(t *testing.T) int {
+func (c memoryCgroup) peak(t *testing.T) (sum int) {
 	t.Helper()
-	if c.v2 {
-		return c.number(t, "memory.peak") // Linux 5.19
+	for _, file := range c.peaks {
+		n, err := strconv.Atoi(c.read(t, file))
+		require.NoError(t, err)
+		sum += n
 	}
-	return c.number(t, "memory.max_usage_in_bytes") + c.number(t, "memory.kmem.tcp.max_usage_in_bytes")
+	return sum
 }
 
-// number returns the number in a file of the cgroup.
-func (c *memoryCgroup) number(t *testing.T, file string) int {
+// checkKilled checks that the OOM killer killed no process.
+func (c memoryCgroup) checkKilled(t *testing.T) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(c.dir, file))
-	if err != nil {
-		t.Fatal(err)
+	if events := c.read(t, c.events); !strings.Contains(events+"\n", "oom_kill 0\n") {
+		t.Errorf("processes killed by the OOM killer: got %q, want none", events)
 	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
-// killed returns the number of processes that the OOM killer killed.
-func (c *memoryCgroup) killed(t *testing.T) string {
-	t.Helper()
-	file := "memory.oom_control"
-	if c.v2 {
-		file = "memory.events"
-	}
-	text, err := os.ReadFile(filepath.Join(c.dir, file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if n, found := strings.CutPrefix(line, "oom_kill "); found {
-			return strings.TrimSpace(n)
-		}
-	}
-	return "0" // kernels before 4.13 lack the count
 }

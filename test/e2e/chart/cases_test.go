@@ -6,6 +6,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // chartCase is a set of values. The files in deploy/helm/podgauge/examples are cases as well.
@@ -44,7 +50,22 @@ initContainers: [{name: wait, image: registry.example.com/wait}]
 extraContainers: [{name: proxy, image: registry.example.com/proxy, ports: [{name: https, containerPort: 8443}]}]
 networkPolicy: {ingress: [{ports: [{port: https, protocol: TCP}]}], egress: [{ports: [{port: 443, protocol: TCP}]}]}
 serviceMonitor: {enabled: true, labels: {release: a}, additionalLabels: {team: gpu}, sampleLimit: 30000}
-prometheusRule: {enabled: true, recording: false, namespace: monitoring, additionalLabels: {team: gpu}}
+prometheusRule:
+  enabled: true
+  recording: false
+  namespace: monitoring
+  additionalLabels: {team: gpu}
+  alertLabels: {team: gpu}
+  runbookURL: https://wiki.example.com/runbooks/
+  alerts:
+    PodgaugeNearSlowdown:
+      severity: page
+      for: 1h
+      keepFiringFor: 2h
+      labels: {tier: one}
+      annotations: {note: me, runbook_url: "https://wiki.example.com/gpu"}
+      threshold: 4.5
+    PodgaugeUnallocatedMemoryUsed: {threshold: 0}
 extraObjects:
   - {apiVersion: v1, kind: ConfigMap, metadata: {name: '{{ include "podgauge.fullname" . }}-extra', namespace: '{{ include "podgauge.namespace" . }}'}, data: {port: '{{ .Values.metrics.port }}'}}
   - |
@@ -55,6 +76,7 @@ extraObjects:
       namespace: other
 `},
 	{"on-delete", `{updateStrategy: {type: OnDelete}, priorityClassName: "", serviceAccount: {create: false}}`},
+	{"surge", `updateStrategy: {rollingUpdate: {maxSurge: 10%}}`},
 	{"simulated", `simulate: hardware`},
 	{"simulated-node", `{simulate: node, devicePlugin: {enabled: true}}`},
 	{"names", `
@@ -136,9 +158,17 @@ func allCases(t *testing.T) []chartCase {
 	}
 	found := slices.Clone(chartCases)
 	for _, path := range paths {
-		found = append(found, chartCase{strings.TrimSuffix(filepath.Base(path), ".yaml"), read(t, path)})
+		found = append(found, chartCase{strings.TrimSuffix(filepath.Base(path), ".yaml"), testfile.Read(t, path)})
 	}
 	return found
+}
+
+// eachPod calls a function with the pod of each case.
+func eachPod(t *testing.T, call func(name string, pod core.PodTemplateSpec)) {
+	t.Helper()
+	for _, c := range allCases(t) {
+		call(c.name, decodeAll[apps.DaemonSet](t, mustRender(t, c.values))[0].Spec.Template)
+	}
 }
 
 // TestGolden compares the objects of each case with a golden file. make e2e-cluster checks these files with a real API server.
@@ -150,12 +180,12 @@ func TestGolden(t *testing.T) {
 			t.Errorf("duplicate case %s", c.name)
 		}
 		known[path] = true
-		t.Run(c.name, func(t *testing.T) { compareGolden(t, path, joinObjects(abridge(mustRender(t, c.values)))) })
+		t.Run(c.name, func(t *testing.T) {
+			testfile.CheckGolden(t, *update, path, string(joinObjects(abridge(mustRender(t, c.values)))))
+		})
 	}
 	files, err := filepath.Glob("testdata/*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, path := range files {
 		if !known[path] {
 			t.Errorf("no case for %s", path)
@@ -189,86 +219,5 @@ func TestManifest(t *testing.T) {
 			kept.WriteString(line)
 		}
 	}
-	compareGolden(t, root+"/deploy/podgauge.yaml", []byte(heading+kept.String()))
-}
-
-// TestNotes checks that the notes after the installation match the values.
-func TestNotes(t *testing.T) {
-	_, notes, err := renderChart(`namespaceOverride: gpus`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, text := range []string{"kubectl -n gpus rollout status daemonset/podgauge", "nvidia.com/gpu.present=true", "podMonitor.enabled=true", "Pod Security level: privileged", "label namespace gpus pod-security", "all namespaces and addresses may connect to port 9400"} {
-		if !strings.Contains(notes, text) {
-			t.Errorf("the notes lack %q:\n%s", text, notes)
-		}
-	}
-	_, notes, err = renderChart(`{simulate: node, prometheusAnnotations: {enabled: true}, namespace: {create: true}}`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, text := range []string{"gpu.present", "podMonitor", "pod-security.", "RuntimeClass", "honorLabels"} {
-		if strings.Contains(notes, text) {
-			t.Errorf("the notes of a simulated node contain %q:\n%s", text, notes)
-		}
-	}
-}
-
-// TestNotesOfNetwork checks that the notes describe the network access to podgauge, and the effects of honorLabels and injection.
-func TestNotesOfNetwork(t *testing.T) {
-	for values, want := range map[string]string{
-		`networkPolicy: {from: [{podSelector: {}}]}`: "NetworkPolicy: the peers in networkPolicy.from may connect to port 9400. Other inbound and all outbound connections are denied.",
-		`kubernetes: {events: true}`:                 "denied, except outbound to ports 443, 6443 of all addresses",
-		`{kubernetes: {events: true}, networkPolicy: {apiServer: {cidrs: [10.0.0.1/32], ports: [16443]}}}`: "denied, except outbound to ports 16443 of 10.0.0.1/32.",
-		``: "Anyone may read",
-		`networkPolicy: {fromNamespaces: {a: b}}`:                      "NetworkPolicy: pods of namespaces with the label a=b may connect to port 9400.",
-		`{web: {metricsOnly: true}}`:                                   "all namespaces and addresses may connect to port 9400, which serves only metrics.",
-		`networkPolicy: {egress: [{}]}`:                                "denied, except those of networkPolicy.ingress and networkPolicy.egress.",
-		`{hostNetwork: true, metrics: {port: 9410}}`:                   "port 9410 of each node is open to all clients",
-		`serviceMonitor: {enabled: true, honorLabels: false}`:          "exported_pod",
-		`{driver: {injection: host}, networkPolicy: {enabled: false}}`: "The container is privileged, too",
-	} {
-		_, notes, err := renderChart(values)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !strings.Contains(notes, want) {
-			t.Errorf("%s: the notes lack %q:\n%s", values, want, notes)
-		}
-	}
-}
-
-// TestNotesOfSet checks that the notes warn about a metric set that is too small for the installed alerts or dashboards.
-func TestNotesOfSet(t *testing.T) {
-	for values, want := range map[string]bool{
-		`{metrics: {set: minimal}, prometheusRule: {enabled: true}}`: true,
-		`{metrics: {set: none}, dashboards: {enabled: true}}`:        true,
-		`{metrics: {set: minimal}}`:                                  false,
-		`{metrics: {set: full}, prometheusRule: {enabled: true}}`:    false,
-		`{prometheusRule: {enabled: true}}`:                          false,
-	} {
-		_, notes, err := renderChart(values)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(notes, "metrics.set=") != want {
-			t.Errorf("%s: want a note about the set: %t; the notes are\n%s", values, want, notes)
-		}
-	}
-}
-
-// TestNotesOfDecision checks that the notes ask who may read until a value has decided.
-func TestNotesOfDecision(t *testing.T) {
-	for values, want := range map[string]bool{
-		``: true, `web: {metricsOnly: true}`: false, `networkPolicy: {fromNamespaces: {a: b}}`: false, `networkPolicy: {from: [{podSelector: {}}]}`: false,
-		`webConfig: {existingSecret: a}`: false, `networkPolicy: {enabled: false}`: true, `hostNetwork: true`: true,
-	} {
-		_, notes, err := renderChart(values)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(notes, "Anyone may read") != want {
-			t.Errorf("%s: want the question: %t; the notes are\n%s", values, want, notes)
-		}
-	}
+	testfile.CheckGolden(t, *update, root+"/deploy/podgauge.yaml", heading+kept.String())
 }

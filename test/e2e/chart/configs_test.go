@@ -2,38 +2,39 @@ package chart
 
 import (
 	"io/fs"
-	"path/filepath"
+	"os"
+	"path"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
-// TestConfigs checks that the chart accepts podgauge's valid configs, with the MPS root of NVIDIA's chart, and rejects a config with keys
-// of a newer version.
+// TestConfigs checks that the chart accepts podgauge's valid configs and those of the docs, with the MPS root of NVIDIA's chart, and rejects
+// a config with keys of a newer version.
 func TestConfigs(t *testing.T) {
-	const newer = "newer.yaml"
-	texts := map[string]string{}
-	err := filepath.WalkDir(root+"/internal/config/testdata", func(path string, e fs.DirEntry, err error) error {
-		if err == nil && !e.IsDir() && !strings.Contains(path, "fuzz") {
-			texts[filepath.Base(path)] = read(t, path)
+	validate := newValidator(t)
+	const mps = "mps: {root: /run/nvidia/mps}"
+	err := fs.WalkDir(os.DirFS(root+"/internal/config/testdata"), ".", func(file string, entry fs.DirEntry, err error) error {
+		isConfig := path.Ext(file) != ".txt" && !strings.Contains(file, "fuzz") // the others are many configs, each with its diagnostics
+		if err != nil || entry.IsDir() || !isConfig {
+			return err
 		}
-		return err
+		err = validate(testfile.Read(t, root+"/internal/config/testdata/"+file), mps)
+		if isNewer := path.Base(file) == "newer.yaml"; isNewer != (err != nil) {
+			t.Errorf("%s: %v", file, err)
+		}
+		return nil
 	})
-	if err != nil || texts[newer] == "" {
-		t.Fatal(err, len(texts))
-	}
-	for i, match := range regexp.MustCompile("(?s)```yaml\n(version: v1.*?)```").FindAllStringSubmatch(read(t, root+"/docs/reference/config.md"), -1) {
-		if !strings.Contains(match[1], "\nconfigs:") { // in the chart, each config is a file
-			texts["example-"+string(rune('a'+i))] = match[1]
+	require.NoError(t, err)
+	for _, match := range regexp.MustCompile("(?s)```yaml\n(version: v1.*?)```").FindAllStringSubmatch(testfile.Read(t, root+"/docs/reference/config.md"), -1) {
+		if strings.Contains(match[1], "\nconfigs:") { // in the chart, each config is a file
+			continue
 		}
-	}
-	for name, text := range texts {
-		_, _, err := renderChart("mps: {root: /run/nvidia/mps}", string(mustJSON(t, map[string]any{"config": map[string]any{"map": map[string]string{name: text}}})))
-		switch {
-		case name != newer && err != nil:
-			t.Errorf("%s: %v", name, err)
-		case name == newer && (err == nil || !strings.Contains(err.Error(), "config.map.newer.yaml:")):
-			t.Errorf("%s: %v", name, err)
+		if err := validate(match[1], mps); err != nil {
+			t.Errorf("docs/reference/config.md: %v: %s", err, match[1])
 		}
 	}
 }

@@ -1,12 +1,6 @@
 package chart
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
-	"math/big"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,10 +8,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
+
+	"github.com/podgauge/podgauge/test/helpers/certificate"
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 const (
@@ -70,9 +67,7 @@ func TestCommandLine(t *testing.T) {
 			}
 			if !hasConfig {
 				path := filepath.Join(t.TempDir(), "config.yaml")
-				if err := os.WriteFile(path, []byte("version: v1"), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, os.WriteFile(path, []byte("version: v1"), 0o644))
 				cmd.Args = append(cmd.Args, path)
 			}
 			// Exit status 1: valid, but the devices of this machine are unknown.
@@ -90,7 +85,7 @@ var foreignVariables = []string{"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABIL
 // exceptions.
 func TestVariables(t *testing.T) {
 	known := map[string]bool{"NODE_NAME": true, "POD_NAME": true}
-	for _, row := range regexp.MustCompile("(?m)^\\|`--.*$").FindAllString(read(t, root+"/docs/reference/flags.md"), -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\|`--.*$").FindAllString(testfile.Read(t, root+"/docs/reference/flags.md"), -1) {
 		if cells := strings.Split(row, "|"); len(cells) > 2 {
 			for _, name := range regexp.MustCompile("`([A-Z_]+)`").FindAllStringSubmatch(cells[2], -1) {
 				known[name[1]] = true
@@ -98,14 +93,14 @@ func TestVariables(t *testing.T) {
 		}
 	}
 	set := map[string]bool{}
-	for _, c := range allCases(t) {
-		for _, v := range decodeAll[apps.DaemonSet](t, mustRender(t, c.values))[0].Spec.Template.Spec.Containers[0].Env {
+	eachPod(t, func(name string, pod core.PodTemplateSpec) {
+		for _, v := range pod.Spec.Containers[0].Env {
 			if !known[v.Name] && !slices.Contains(foreignVariables, v.Name) {
-				t.Errorf("%s: unknown variable %s", c.name, v.Name)
+				t.Errorf("%s: unknown variable %s", name, v.Name)
 			}
 			set[v.Name] = true
 		}
-	}
+	})
 	for _, unset := range []string{
 		"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT", "KUBELET_SOCKET", "CONFIG_NAME_FILE", // paths in the container
 		"NVIDIA_CTK_PATH", // another name of NVIDIA_CDI_HOOK_PATH
@@ -125,18 +120,18 @@ func TestVariables(t *testing.T) {
 // TestFlags checks that the chart sets each flag without a variable, except flags with a suitable default.
 func TestFlags(t *testing.T) {
 	set := map[string]bool{}
-	for _, c := range allCases(t) {
-		for _, arg := range decodeAll[apps.DaemonSet](t, mustRender(t, c.values))[0].Spec.Template.Spec.Containers[0].Args {
+	eachPod(t, func(_ string, pod core.PodTemplateSpec) {
+		for _, arg := range pod.Spec.Containers[0].Args {
 			name, _, _ := strings.Cut(arg, "=")
 			set[name] = true
 		}
-	}
+	})
 	defaults := []string{
 		"--web.telemetry-path",                                   // /metrics
 		"--kubelet-dir", "--device-plugin-dir", "--pod-logs-dir", // mount paths of the node's folders
 		"--version",
 	}
-	table := read(t, root+"/docs/reference/flags.md")
+	table := testfile.Read(t, root+"/docs/reference/flags.md")
 	found := 0
 	for flag := range programFlags(t) {
 		if strings.Contains(table, "|`"+flag+"`|`") { // with a variable
@@ -159,13 +154,11 @@ func mountVolumes(t *testing.T, documents []chartObject) *strings.Replacer {
 	configs, web, tls := t.TempDir(), t.TempDir(), t.TempDir()
 	paths := strings.NewReplacer("/etc/podgauge/configs", configs, "/etc/podgauge/web", web, "/etc/podgauge/tls", tls)
 	write := func(dir, name, text string) {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(paths.Replace(text)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(paths.Replace(text)), 0o600))
 	}
 	write(configs, "shared", "version: v1")
 	write(web, "web-config.yml", "basic_auth_users: {}")
-	certificate, key := newCertificate(t)
+	certificate, key := certificate.New(t, 1)
 	write(tls, "tls.crt", certificate)
 	write(tls, "tls.key", key)
 	for _, m := range decodeAll[core.ConfigMap](t, documents) {
@@ -181,23 +174,4 @@ func mountVolumes(t *testing.T, documents []chartObject) *strings.Replacer {
 		}
 	}
 	return paths
-}
-
-// newCertificate returns a certificate and its key.
-func newCertificate(t *testing.T) (certificate, key string) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
-	signed, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 }

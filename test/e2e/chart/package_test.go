@@ -8,6 +8,8 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"helm.sh/helm/v4/pkg/chart/v2/util"
 	"sigs.k8s.io/yaml"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // maxPackageSize limits the packed chart, in bytes. Helm stores the chart and its objects in a Secret, which is limited to 1 MiB.
@@ -16,24 +18,16 @@ const maxPackageSize = 256 << 10
 // TestPackage checks that the packed chart is small, complete and without files for the repository only.
 func TestPackage(t *testing.T) {
 	c, err := loader.LoadDir(chartDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	path, err := util.Save(c, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if info.Size() > maxPackageSize {
 		t.Errorf("size of the package: got %d bytes, want at most %d", info.Size(), maxPackageSize)
 	}
 	packed, err := loader.LoadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(packed.Schema) == 0 || len(packed.Templates) != len(c.Templates) {
 		t.Errorf("templates in the package: got %d, want %d; schema: %d bytes", len(packed.Templates), len(c.Templates), len(packed.Schema))
 	}
@@ -54,13 +48,9 @@ func TestPackage(t *testing.T) {
 // TestArtifactHub checks that Artifact Hub shows the image that the chart installs.
 func TestArtifactHub(t *testing.T) {
 	c, err := loader.LoadDir(chartDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var images []struct{ Name, Image string }
-	if err := yaml.Unmarshal([]byte(c.Metadata.Annotations["artifacthub.io/images"]), &images); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, yaml.Unmarshal([]byte(c.Metadata.Annotations["artifacthub.io/images"]), &images))
 	want := c.Values["image"].(map[string]any)["repository"].(string) + ":" + c.Metadata.AppVersion
 	if len(images) != 1 || images[0].Image != want {
 		t.Errorf("got images %v, want %s", images, want)

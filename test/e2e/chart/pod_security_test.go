@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
 	networking "k8s.io/api/networking/v1"
 	"k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
@@ -17,8 +17,7 @@ func TestPodSecurityLevel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range allCases(t) {
-		pod := decodeAll[apps.DaemonSet](t, mustRender(t, c.values))[0].Spec.Template
+	eachPod(t, func(name string, pod core.PodTemplateSpec) {
 		baseline := api.LevelVersion{Level: api.LevelBaseline, Version: api.LatestVersion()}
 		got := []string{}
 		for _, result := range evaluator.EvaluatePod(baseline, &pod.ObjectMeta, &pod.Spec) {
@@ -26,7 +25,7 @@ func TestPodSecurityLevel(t *testing.T) {
 				got = append(got, result.ForbiddenReason)
 			}
 		}
-		want, requirements := []string{"hostPath volumes"}, caseRequirements[c.name]
+		want, requirements := []string{"hostPath volumes"}, caseRequirements[name]
 		if requirements.hostPID || requirements.hostNetwork {
 			want = append(want, "host namespaces")
 		}
@@ -45,33 +44,9 @@ func TestPodSecurityLevel(t *testing.T) {
 		slices.Sort(got)
 		slices.Sort(want)
 		if !slices.Equal(got, want) {
-			t.Errorf("%s: violations of baseline: got %q, want %q", c.name, got, want)
+			t.Errorf("%s: violations of baseline: got %q, want %q", name, got, want)
 		}
-	}
-}
-
-// TestNetworkPolicy checks that each case only allows inbound connections to the metrics' port, unless the values differ.
-func TestNetworkPolicy(t *testing.T) {
-	for _, c := range allCases(t) {
-		policies := decodeAll[networking.NetworkPolicy](t, mustRender(t, c.values))
-		if none := c.name == "no-network-policy" || caseRequirements[c.name].hostNetwork; none != (len(policies) == 0) {
-			t.Errorf("%s: got %d policies", c.name, len(policies))
-			continue
-		}
-		for _, p := range policies {
-			extra := map[bool]int{true: 1}[c.name == "extras"]
-			first := p.Spec.Ingress[0]
-			if len(p.Spec.Ingress) != 1+extra || len(first.Ports) != 1 || first.Ports[0].Port.String() != "metrics" || (len(first.From) > 0) != (c.name == "network-policy" || c.name == "closed") {
-				t.Errorf("%s: inbound connections: got %+v", c.name, p.Spec.Ingress)
-			}
-			if c.name == "kubernetes" { // the API server
-				extra++
-			}
-			if len(p.Spec.Egress) != extra || !slices.Equal(p.Spec.PolicyTypes, []networking.PolicyType{networking.PolicyTypeIngress, networking.PolicyTypeEgress}) {
-				t.Errorf("%s: outbound connections: got %+v, policy types %v", c.name, p.Spec.Egress, p.Spec.PolicyTypes)
-			}
-		}
-	}
+	})
 }
 
 // TestAPIServerEgress checks the addresses and ports of the API server that podgauge may connect to.

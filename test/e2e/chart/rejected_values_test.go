@@ -78,21 +78,11 @@ func TestRejectedValues(t *testing.T) {
 		{`config: {name: a, map: {b: "version: v1"}}`, "config.name, config.map: set only one of them"},
 		{"config: {map: {a: \"version: v1\\nflags:\\n  migStrategie: mixed\\n\"}}", "config.map.a:3: flags.migStrategie: unknown key; valid keys are deviceDiscoveryStrategy, "},
 		{"config: {map: {a: \"version: v1\\nflags:\\n  migStrategy: all\\n\"}}", `config.map.a:3: flags.migStrategy: "all": expected one of none, single, mixed`},
-		{"config: {map: {a: \"version: v1\\nflags:\\n  plugin: {deviceListStrategy: 'envvar,cdi'}\\n\"}}", `config.map.a:3: flags.plugin.deviceListStrategy: "cdi": expected one of envvar, `},
 		{"config: {map: {a: \"version: v1\\nflags:\\n  plugin:\\n    deviceListStrategy:\\n    - envvar\\n    - cdi\\n\"}}", `config.map.a:6: flags.plugin.deviceListStrategy[1]: "cdi": expected one of envvar, `},
-		{"config: {map: {a: \"version: v2\\n\"}}", `config.map.a:1: version: "v2": expected one of v1`},
-		{"config: {map: {a: \"flags: {failOnInitError: 'true'}\\n\"}}", "config.map.a:1: flags.failOnInitError: expected true or false"},
-		{"config: {map: {a: \"flags: []\\n\"}}", "config.map.a:1: flags: expected a mapping"},
 		{"config: {map: {a: \"sharing:\\n  timeSlicing:\\n    resources:\\n    - name: gpu\\n      replicas: 2\\n    - name: gpu\\n      replicas: 1\\n\"}}", "config.map.a:7: sharing.timeSlicing.resources[1].replicas: 1: expected a whole number from 2"},
-		{"config: {map: {a: \"sharing:\\n  mps:\\n    resources:\\n    - replicas: 2\\n\"}}", "config.map.a:4: sharing.mps.resources[0]: no name"},
 		{"config: {map: {a: \"podgauge:\\n  xids:\\n    94: fatal\\n\"}}", `config.map.a:3: podgauge.xids.94: "fatal": expected one of ignore, warn, unhealthy`},
-		{"config: {map: {a: \"# nothing\\n\"}}", "config.map.a: is empty"},
 		{"config: {map: {a: \"version: v1\\n---\\nversion: v1\\n\"}}", "config.map.a: expected one document"},
-		{"config: {map: {a: \"version: v1\\nflags:\\n  gdsEnabled: true\\n  gdsEnabled: false\\n\"}}", "config.map.a:4: gdsEnabled: given twice"},
 		{"config: {map: {a: \"version: v1\\npodgauge:\\n  select:\\n    include: [gpu0]\\n\"}}", `config.map.a:4: podgauge.select.include[0]: "gpu0": expected an index (0), a MIG index`},
-		{"config: {map: {a: \"version: v1\\npodgauge:\\n  xids:\\n    all: warn\\n\"}}", `config.map.a:4: podgauge.xids.all: "all": expected the number of an Xid`},
-		{"config: {map: {a: \"version: v1\\nresources:\\n  gpus:\\n  - pattern: x\\n    name: a b\\n\"}}", `config.map.a:5: resources.gpus[0].name: "nvidia.com/a b": expected up to 63 letters`},
-		{"config: {map: {a: \"version: v1\\nsharing:\\n  mps:\\n    resources:\\n    - {name: gpu, replicas: 2}\\n\"}}", "config.map.a:3: sharing.mps: requires mps.root or flags.mpsRoot"},
 		{`config: {default: a}`, "config.default: requires config.map or config.name"},
 		{`config: {default: c, map: {b: "version: v1", a: "version: v1"}}`, "config.default: config.map has no c; valid names are a, b"},
 		{`config: {map: {b: "version: v1", a: "version: v1"}}`, "config.default: expected one of a, b"},
@@ -101,14 +91,11 @@ func TestRejectedValues(t *testing.T) {
 		{`config: {map: {a: "version: [v1"}}`, "config.map.a: error converting YAML"},
 		{`image: {repository: nvcr.io/nvidia/k8s-device-plugin, tag: v0.19.3}`, "image.repository: nvcr.io/nvidia/k8s-device-plugin is not an image of podgauge"},
 		{`image: {repository: registry.example.com/mirror/dcgm-exporter}`, "omit image.repository and image.tag"},
-		{`image: {repository: nvcr.io/nvidia/k8s/dcgm-exporter}`, "not an image of podgauge"},
-		{`image: {repository: nvidia/cuda}`, "not an image of podgauge"},
 		{`image: {registry: nvcr.io, repository: nvidia/gpu-operator}`, "not an image of podgauge"},
-		{`image: {repository: utkuozdemir/nvidia_gpu_exporter}`, "not an image of podgauge"},
 		{`{hostNetwork: true, dnsPolicy: ClusterFirst}`, "dnsPolicy: expected ClusterFirstWithHostNet or Default"},
 		{`extraContainers: [{name: podgauge}]`, "podgauge is the name of podgauge's own container"},
-		{`updateStrategy: {rollingUpdate: {maxSurge: 1}}`, "kubelets up to 1.36 lose all GPUs"},
-		{`updateStrategy: {rollingUpdate: {maxSurge: 10%}}`, "kubelets up to 1.36 lose all GPUs"},
+		{`{updateStrategy: {rollingUpdate: {maxSurge: 1}}, state: {enabled: false}}`, "maxSurge: requires state.enabled"},
+		{`{updateStrategy: {rollingUpdate: {maxSurge: 10%}}, hostNetwork: true}`, "maxSurge: not with hostNetwork"},
 		{`webConfig: {existingSecret: a, content: {basic_auth_users: {a: b}}}`, "webConfig.content, webConfig.existingSecret: set only one"},
 		{`webConfig: {tlsSecret: a}`, "webConfig.tlsSecret: requires"},
 		{`webConfig: {content: {tls_server_config: {cert_file: a}}}
@@ -142,6 +129,19 @@ serviceMonitor: {enabled: true}`, "serviceMonitor.scheme: expected https"},
 		} else if !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got error\n%v\nwant %s", c.values, err, c.want)
 		}
+	}
+}
+
+// TestSurgeOfOlderKubernetes checks that a surge requires a cluster whose kubelets may be 1.37.
+func TestSurgeOfOlderKubernetes(t *testing.T) {
+	for version, want := range map[string]string{"v1.36.3": "kubelets up to 1.36 drop all GPUs", "v1.37.0-gke.100": ""} {
+		_, _, err := renderChartFor(version, `updateStrategy: {rollingUpdate: {maxSurge: 1}}`)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want error %q", version, err, want)
+		}
+	}
+	if _, _, err := renderChartFor("v1.27.0"); err != nil {
+		t.Errorf("without surge: got %v", err)
 	}
 }
 

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +18,8 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"helm.sh/helm/v4/pkg/engine"
 	"sigs.k8s.io/yaml"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 var update = flag.Bool("update", false, "write the golden files, deploy/podgauge.yaml and the chart's copies")
@@ -65,6 +65,11 @@ func mergeValues(texts ...string) (map[string]any, error) {
 
 // renderChart validates the values and renders the chart as helm does for the release podgauge in the namespace podgauge.
 func renderChart(values ...string) (all []chartObject, notes string, err error) {
+	return renderChartFor("v1.37.0", values...)
+}
+
+// renderChartFor is renderChart for a cluster of this version.
+func renderChartFor(kubeVersion string, values ...string) (all []chartObject, notes string, err error) {
 	merged, err := mergeValues(values...)
 	if err != nil {
 		return nil, "", err
@@ -74,7 +79,9 @@ func renderChart(values ...string) (all []chartObject, notes string, err error) 
 		return nil, "", err
 	}
 	release := common.ReleaseOptions{Name: "podgauge", Namespace: "podgauge", Revision: 1, IsInstall: true}
-	rendered, err := util.ToRenderValues(c, merged, release, common.DefaultCapabilities)
+	capabilities := common.DefaultCapabilities.Copy()
+	capabilities.KubeVersion = common.KubeVersion{Version: kubeVersion}
+	rendered, err := util.ToRenderValues(c, merged, release, capabilities)
 	if err != nil {
 		return nil, "", err
 	}
@@ -141,48 +148,7 @@ func mustRender(t *testing.T, values ...string) []chartObject {
 		return all.([]chartObject)
 	}
 	all, _, err := renderChart(values...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	renderedCache.Store(key, all)
 	return all
-}
-
-// compareGolden compares a file with its expected content, or writes it with -update.
-func compareGolden(t *testing.T, path string, want []byte) {
-	t.Helper()
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v; run make golden", err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s is out of date; run make golden\n%s", path, firstDifference(string(got), string(want)))
-	}
-}
-
-func firstDifference(got, want string) string {
-	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
-	for i := range min(len(g), len(w)) {
-		if g[i] != w[i] {
-			return fmt.Sprintf("line %d: got %s\nwant %s", i+1, g[i], w[i])
-		}
-	}
-	return fmt.Sprintf("got %d lines, want %d", len(g), len(w))
-}
-
-func read(t *testing.T, path string) string {
-	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
 }

@@ -10,6 +10,10 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/podgauge/podgauge/test/helpers/docs"
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // valuesRow is a row of the README's table.
@@ -26,11 +30,9 @@ var keyLine = regexp.MustCompile(`^( *)([A-Za-z][A-Za-z0-9]*):`)
 // without a comment, which must be parents of other keys.
 func documentedValues(t *testing.T) (rows []valuesRow, bare []string) {
 	t.Helper()
-	text := read(t, chartDir+"/values.yaml")
+	text := testfile.Read(t, chartDir+"/values.yaml")
 	var defaults map[string]any
-	if err := yaml.Unmarshal([]byte(text), &defaults); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, yaml.Unmarshal([]byte(text), &defaults))
 	var section, description string
 	var path []string // of the previous key, with its parents
 	documented := -1  // depth of a key with a comment for all keys inside
@@ -64,9 +66,7 @@ func documentedValues(t *testing.T) (rows []valuesRow, bare []string) {
 			continue
 		}
 		defaultValue, err := json.Marshal(valueAt(defaults, path))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		rows = append(rows, valuesRow{section, key, string(defaultValue), description})
 		description, documented = "", depth
 	}
@@ -98,9 +98,7 @@ func TestValues(t *testing.T) {
 		}
 	}
 	var s valuesSchema
-	if err := json.Unmarshal([]byte(read(t, chartDir+"/values.schema.json")), &s); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal([]byte(testfile.Read(t, chartDir+"/values.schema.json")), &s))
 	known := map[string]bool{}
 	s.visitKeys(s, "", func(key string, foreign bool) {
 		if foreign == (descriptions[key] != "") && key != "global" && key != "enabled" {
@@ -141,8 +139,6 @@ func (s valuesSchema) visitKeys(all valuesSchema, parent string, each func(key s
 	}
 }
 
-var valuesTable = regexp.MustCompile(`(?s)(<!-- values -->\n).*(<!-- /values -->)`)
-
 // TestReadme checks that the README's table matches values.yaml.
 func TestReadme(t *testing.T) {
 	var table strings.Builder
@@ -158,10 +154,5 @@ func TestReadme(t *testing.T) {
 		}
 		fmt.Fprintf(&table, "| `%s` | `%s` | %s |\n", row.key, strings.ReplaceAll(row.defaultValue, "|", `\|`), strings.ReplaceAll(row.description, "|", `\|`))
 	}
-	path := chartDir + "/README.md"
-	text := read(t, path)
-	if !valuesTable.MatchString(text) {
-		t.Fatalf("%s lacks the markers of the table", path)
-	}
-	compareGolden(t, path, []byte(valuesTable.ReplaceAllLiteralString(text, "<!-- values -->\n"+table.String()+"\n<!-- /values -->")))
+	docs.CheckTables(t, *update, chartDir+"/README.md", map[string]string{"values": table.String() + "\n"})
 }

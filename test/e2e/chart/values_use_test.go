@@ -5,11 +5,47 @@ import (
 	"testing"
 
 	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
 )
+
+// checkPods checks a text of the pod for each of some values.
+func checkPods(t *testing.T, of func(pod core.PodSpec) string, wanted map[string]string) {
+	t.Helper()
+	for values, want := range wanted {
+		pod := decodeAll[apps.DaemonSet](t, mustRender(t, values, `image: {tag: v1}`))[0].Spec.Template.Spec
+		if got := of(pod); got != want {
+			t.Errorf("%s: got %q, want %q", values, got, want)
+		}
+	}
+}
+
+// TestRegistries checks that image.registry replaces the registry of the repository, that global.imageRegistry has precedence, and that the
+// image of podgauge-sim is in the same folder.
+func TestRegistries(t *testing.T) {
+	image := func(pod core.PodSpec) string { return pod.Containers[0].Image }
+	checkPods(t, image, map[string]string{
+		``:                          "ghcr.io/podgauge/podgauge:v1",
+		`image: {registry: r.test}`: "r.test/podgauge/podgauge:v1",
+		`{global: {imageRegistry: g.test:5000}, image: {registry: r.test}}`:   "g.test:5000/podgauge/podgauge:v1",
+		`{global: {imageRegistry: g.test/mirror}, simulate: hardware}`:        "g.test/mirror/podgauge/podgauge-sim:v1",
+		`{image: {registry: r.test, repository: mirror/podgauge}}`:            "r.test/mirror/podgauge:v1",
+		`{image: {registry: r.test, repository: localhost/podgauge}}`:         "r.test/podgauge:v1",
+		`{image: {registry: r.test, repository: "old.test:5000/a/podgauge"}}`: "r.test/a/podgauge:v1",
+		`{global: null, image: {repository: podgauge}}`:                       "podgauge:v1",
+	})
+}
 
 // TestDevices checks that without NVIDIA's runtime, the container mounts the folder with the device nodes. A driver container has its own.
 func TestDevices(t *testing.T) {
-	for values, want := range map[string]string{
+	folder := func(pod core.PodSpec) string {
+		for _, v := range pod.Volumes {
+			if v.Name == "dev" {
+				return v.HostPath.Path
+			}
+		}
+		return ""
+	}
+	checkPods(t, folder, map[string]string{
 		`{driver: {injection: host}}`:                                                              "/dev",
 		`{driver: {injection: host}, nvidiaDriverRoot: /}`:                                         "/dev",
 		`{driver: {injection: host}, nvidiaDriverRoot: /run/nvidia/driver}`:                        "/run/nvidia/driver/dev",
@@ -18,17 +54,31 @@ func TestDevices(t *testing.T) {
 		`{driver: {injection: runtime}, nvidiaDriverRoot: /run/nvidia/driver, nvidiaDevRoot: /}`:   "",
 		`{driver: {injection: host}, nvidiaDriverRoot: /home/kubernetes/bin, nvidiaDevRoot: /}`:    "/dev",
 		`{driver: {injection: host}, kernelLog: {enabled: true}, nvidiaDriverRoot: /opt/a-driver}`: "/opt/a-driver/dev",
-	} {
-		var got string
-		for _, v := range decodeAll[apps.DaemonSet](t, mustRender(t, values))[0].Spec.Template.Spec.Volumes {
-			if v.Name == "dev" {
-				got = v.HostPath.Path
+	})
+}
+
+// TestCapabilities checks the driver capabilities. NVIDIA's runtime in legacy mode mounts /dev/nvidia-uvm only with compute, and Allocate
+// returns only device nodes that podgauge's container has.
+func TestCapabilities(t *testing.T) {
+	capabilities := func(pod core.PodSpec) string {
+		for _, v := range pod.Containers[0].Env {
+			if v.Name == "NVIDIA_DRIVER_CAPABILITIES" {
+				return v.Value
 			}
 		}
-		if got != want {
-			t.Errorf("%s: host path of /dev: got %q, want %q", values, got, want)
-		}
+		return ""
 	}
+	checkPods(t, capabilities, map[string]string{
+		``:                              "utility",
+		`compatWithCPUManager: false`:   "utility",
+		`deviceListStrategy: cdi-cri`:   "utility", // device nodes are searched below the driver's root
+		`compatWithCPUManager: true`:    "compute,utility",
+		`config: {name: a, default: b}`: "compute,utility", // the content is unknown
+		`config: {map: {a: "{version: v1, flags: {plugin: {passDeviceSpecs: true}}}"}}`:                                      "compute,utility",
+		`config: {map: {default: "version: v1", a: "{version: v1, flags: {plugin: {passDeviceSpecs: true}}}"}}`:              "compute,utility",
+		`config: {map: {default: "{version: v1, flags: {plugin: {passDeviceSpecs: false}}}"}}`:                               "utility",
+		`{compatWithCPUManager: false, config: {map: {default: "{version: v1, flags: {plugin: {passDeviceSpecs: true}}}"}}}`: "utility",
+	})
 }
 
 // TestWebConfigRestart checks that only changes of a web config that require a restart change the pod template.
@@ -52,66 +102,5 @@ func TestWebConfigRestart(t *testing.T) {
 	const tls = `{tls_server_config: {cert_file: a, key_file: b}}`
 	if template(tls) != template(strings.Replace(tls, "a", "c", 1)) {
 		t.Error("the pod template changes for another certificate, which podgauge reloads")
-	}
-}
-
-// TestStatusInNotes checks that the notes' podgauge status has the flags to reach the server.
-func TestStatusInNotes(t *testing.T) {
-	for values, want := range map[string]string{
-		``:                               "-- podgauge status\n",
-		`metrics: {port: 9410}`:          "-- podgauge status\n",
-		`webConfig: {existingSecret: a}`: "-- podgauge status\n",
-		`webConfig: {content: {tls_server_config: {cert_file: a, key_file: b}}}`: "-- podgauge status\n",
-		`{state: {enabled: false}, web: {metricsOnly: false}}`:                   "-- podgauge status\n",
-		// Without the state folder there is no socket, and the network requires a password, or lacks the API.
-		`{state: {enabled: false}, webConfig: {existingSecret: a}}`: "",
-		`{state: {enabled: false}, web: {metricsOnly: true}}`:       "",
-	} {
-		_, notes, err := renderChart(values)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if want != "" && !strings.Contains(notes, want) || want == "" && strings.Contains(notes, "podgauge status") {
-			t.Errorf("%s: want %q, the notes are\n%s", values, want, notes)
-		}
-	}
-}
-
-// TestDoctorInNotes checks that the notes name podgauge doctor, unless the node is simulated.
-func TestDoctorInNotes(t *testing.T) {
-	for values, want := range map[string]bool{``: true, `simulate: hardware`: true, `simulate: node`: false} {
-		_, notes, err := renderChart(values)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(notes, "-- podgauge doctor\n") != want {
-			t.Errorf("%s: want podgauge doctor: %t; the notes are\n%s", values, want, notes)
-		}
-	}
-}
-
-// TestCapabilities checks the driver capabilities. NVIDIA's runtime in legacy mode mounts /dev/nvidia-uvm only with compute, and Allocate
-// returns only device nodes that podgauge's container has.
-func TestCapabilities(t *testing.T) {
-	for values, want := range map[string]string{
-		``:                              "utility",
-		`compatWithCPUManager: false`:   "utility",
-		`deviceListStrategy: cdi-cri`:   "utility", // device nodes are searched below the driver's root
-		`compatWithCPUManager: true`:    "compute,utility",
-		`config: {name: a, default: b}`: "compute,utility", // the content is unknown
-		`config: {map: {a: "{version: v1, flags: {plugin: {passDeviceSpecs: true}}}"}}`:                                      "compute,utility",
-		`config: {map: {default: "version: v1", a: "{version: v1, flags: {plugin: {passDeviceSpecs: true}}}"}}`:              "compute,utility",
-		`config: {map: {default: "{version: v1, flags: {plugin: {passDeviceSpecs: false}}}"}}`:                               "utility",
-		`{compatWithCPUManager: false, config: {map: {default: "{version: v1, flags: {plugin: {passDeviceSpecs: true}}}"}}}`: "utility",
-	} {
-		var got string
-		for _, v := range decodeAll[apps.DaemonSet](t, mustRender(t, values))[0].Spec.Template.Spec.Containers[0].Env {
-			if v.Name == "NVIDIA_DRIVER_CAPABILITIES" {
-				got = v.Value
-			}
-		}
-		if got != want {
-			t.Errorf("%s: NVIDIA_DRIVER_CAPABILITIES is %q, want %q", values, got, want)
-		}
 	}
 }

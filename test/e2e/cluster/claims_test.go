@@ -6,11 +6,41 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
+
+// deviceClass selects the devices of the DRA driver.
+const deviceClass = `
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: gpu.nvidia.com}
+spec:
+  selectors: [{cel: {expression: 'device.driver == "gpu.nvidia.com"'}}]
+`
+
+// startDRADriver starts a DRA driver with all GPUs in the node, and waits for the published devices.
+func (s *clusterFixture) startDRADriver(t *testing.T) {
+	t.Helper()
+	binary, err := os.Executable()
+	must(t, err)
+	s.apply(t, deviceClass)
+	argv := []string{binary, draDriverCommand, s.Kubeconfig, node.Name, strings.Join(uuids(), ",")}
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	_, err = s.Node.Start(ctx, draDriverCommand, argv, func(ctx context.Context) error {
+		out, err := s.Kubectl(ctx, "get", "resourceslices", "--output=jsonpath={.items[*].spec.devices[*].name}")
+		if err == nil && len(strings.Fields(out)) != gpuCount {
+			err = fmt.Errorf("devices of the DRA driver: got %q, want %d", out, gpuCount)
+		}
+		return err
+	})
+	must(t, err)
+}
 
 const (
 	observersNamespace = "observers" // namespace of claims that the chart values ignore
@@ -19,110 +49,62 @@ const (
 
 // claimOwners compares the owner labels of claimed GPUs with the claims: two GPUs for one pod, one GPU for two containers of a pod, and
 // all GPUs for a monitoring pod with adminAccess, beside pods with GPUs of the device plugin.
-func claimOwners(ctx context.Context, t *testing.T, s *clusterFixture) {
-	uuids := uuids()
+func claimOwners(t *testing.T, s *clusterFixture) {
 	for _, name := range []string{observersNamespace, auditorsNamespace} {
-		s.kubectl(ctx, t, "create", "namespace", name)
-		s.kubectl(ctx, t, "label", "namespace", name, "resource.kubernetes.io/admin-access=true")
-		defer s.kubectl(ctx, t, "delete", "namespace", name)
+		s.kubectl(t, "create", "namespace", name)
+		s.kubectl(t, "label", "namespace", name, "resource.kubernetes.io/admin-access=true")
+		defer s.kubectl(t, "delete", "namespace", name)
 	}
-	trainers, err := s.Node.Owners(ctx, gpuResource)
+	trainers, err := s.Node.Owners(t.Context(), gpuResource)
 	if err != nil || len(trainers) != 3 {
 		t.Fatalf("list the trainers' GPUs: got %v, %v, want 3", trainers, err)
 	}
 	unallocated := []string{}
-	want := map[string]ownerLabels{}
-	for _, id := range uuids {
-		if owner, allocated := trainers[id]; allocated {
-			want[id] = ownerLabels{teamNamespace, owner.Pod, "main"}
-		} else {
+	for _, id := range uuids() {
+		if trainers[id] == (node.OwnerKey{}) {
 			unallocated = append(unallocated, id)
 		}
 	}
-
-	s.applyClaims(ctx, t, auditorsNamespace, podWithClaim{name: "audit", admin: true})
-	await(ctx, t, "the trainers' GPUs keep their labels beside an adminAccess claim", func(ctx context.Context) error {
-		// A GPU that only a claim allocates has the claim's labels: the kubelet does not report adminAccess.
-		for _, id := range unallocated {
-			want[id] = ownerLabels{auditorsNamespace, "audit", "main"}
+	// awaitOwners waits for owners of the GPUs that the trainers do not have.
+	awaitOwners := func(condition string, owners ...node.OwnerKey) {
+		t.Helper()
+		want := maps.Clone(trainers)
+		for i, id := range unallocated {
+			want[id] = owners[min(i, len(owners)-1)]
 		}
-		return errors.Join(s.checkOwners(ctx, want), s.hasAllocatable(gpuCount)(ctx))
-	})
-	s.kubectl(ctx, t, "delete", "--namespace="+auditorsNamespace, "pod/audit", "--wait")
-
-	s.applyClaims(ctx, t, observersNamespace, podWithClaim{name: "observer", admin: true})
-	s.applyClaims(ctx, t, teamNamespace, podWithClaim{name: "pair", uuids: unallocated[:2]})
-	s.applyClaims(ctx, t, teamNamespace, podWithClaim{name: "shared", uuids: unallocated[2:3], containers: []string{"main", "side"}})
-	for _, id := range unallocated {
-		want[id] = ownerLabels{}
+		await(t, condition, func(ctx context.Context) error {
+			return errors.Join(s.checkOwners(ctx, want), s.hasAllocatable(gpuCount)(ctx))
+		})
 	}
-	want[unallocated[0]], want[unallocated[1]] = ownerLabels{teamNamespace, "pair", "main"}, ownerLabels{teamNamespace, "pair", "main"}
-	want[unallocated[2]] = ownerLabels{teamNamespace, "shared", ""}
-	await(ctx, t, "claims of two GPUs and of two containers have their labels", func(ctx context.Context) error {
-		return errors.Join(s.checkOwners(ctx, want), s.hasAllocatable(gpuCount)(ctx))
-	})
-
-	s.kubectl(ctx, t, "delete", "--namespace="+teamNamespace, "pod/pair", "pod/shared", "--wait")
-	for _, id := range unallocated {
-		want[id] = ownerLabels{}
+	const allGPUs = "{deviceClassName: gpu.nvidia.com, allocationMode: All, adminAccess: true}"
+	gpus := func(ids ...string) string {
+		return fmt.Sprintf(`{deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: %d, selectors: [{cel: {expression: 'device.attributes["gpu.nvidia.com"].uuid in [%s]'}}]}`,
+			len(ids), `"`+strings.Join(ids, `", "`)+`"`)
 	}
-	await(ctx, t, "labels end with the claims' pods", func(ctx context.Context) error { return s.checkOwners(ctx, want) })
+
+	s.applyClaim(t, auditorsNamespace, "audit", allGPUs, "main")
+	// A GPU that only a claim allocates has the claim's labels: the kubelet does not report adminAccess.
+	awaitOwners("the trainers' GPUs keep their labels beside an adminAccess claim", node.OwnerKey{Namespace: auditorsNamespace, Pod: "audit", Container: "main"})
+	s.kubectl(t, "delete", "--namespace="+auditorsNamespace, "pod/audit", "--wait")
+
+	s.applyClaim(t, observersNamespace, "observer", allGPUs, "main")
+	s.applyClaim(t, teamNamespace, "pair", gpus(unallocated[:2]...), "main")
+	s.applyClaim(t, teamNamespace, "shared", gpus(unallocated[2]), "main", "side")
+	pair := node.OwnerKey{Namespace: teamNamespace, Pod: "pair", Container: "main"}
+	awaitOwners("claims of two GPUs and of two containers have their labels", pair, pair, node.OwnerKey{Namespace: teamNamespace, Pod: "shared"}, node.OwnerKey{})
+	s.kubectl(t, "delete", "--namespace="+teamNamespace, "pod/pair", "pod/shared", "--wait")
+	awaitOwners("labels end with the claims' pods", node.OwnerKey{})
 }
 
-// uuids returns the UUIDs of all GPUs, ordered by minor number.
-func uuids() (all []string) {
-	for i := range gpuCount {
-		all = append(all, uuid(i))
-	}
-	return all
-}
-
-// ownerLabels are the owner labels of a series.
-type ownerLabels struct{ namespace, pod, container string }
-
-// checkOwners compares the owner labels of each GPU with the expected labels.
-func (s *clusterFixture) checkOwners(ctx context.Context, want map[string]ownerLabels) error {
-	families, err := s.scrapeOne(ctx)
-	if err != nil {
-		return err
-	}
-	got := map[string]ownerLabels{}
-	for _, l := range labelSets(families["nvidia_gpu_healthy"]) {
-		got[l["uuid"]] = ownerLabels{l["namespace"], l["pod"], l["container"]}
-	}
-	for id, w := range want {
-		if got[id] != w {
-			err = errors.Join(err, fmt.Errorf("owner labels of %s: got %v, want %v", id, got[id], w))
-		}
-	}
-	return err
-}
-
-// podWithClaim is a pod with a claim of the same name, for GPUs by UUID or for all GPUs with adminAccess.
-type podWithClaim struct {
-	name       string
-	admin      bool
-	uuids      []string
-	containers []string // by default a container named main
-}
-
-// applyClaims creates the claim and the pod, and waits until the pod is ready.
-func (s *clusterFixture) applyClaims(ctx context.Context, t *testing.T, namespace string, p podWithClaim) {
+// applyClaim creates a claim with a request, and a pod with its name and these containers, and waits until the pod is ready.
+func (s *clusterFixture) applyClaim(t *testing.T, namespace, name, request string, containers ...string) {
 	t.Helper()
-	request := "{deviceClassName: gpu.nvidia.com, allocationMode: All, adminAccess: true}"
-	if !p.admin {
-		request = fmt.Sprintf(`{deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: %d, selectors: [{cel: {expression: 'device.attributes["gpu.nvidia.com"].uuid in [%s]'}}]}`,
-			len(p.uuids), `"`+strings.Join(p.uuids, `", "`)+`"`)
+	list := ""
+	for _, container := range containers {
+		list += fmt.Sprintf("    - {name: %s, image: %q, imagePullPolicy: Never, resources: {claims: [{name: gpus}]}}\n", container, node.TestImage)
 	}
-	if len(p.containers) == 0 {
-		p.containers = []string{"main"}
-	}
-	containers := ""
-	for _, name := range p.containers {
-		containers += fmt.Sprintf("    - {name: %s, image: %q, imagePullPolicy: Never, resources: {claims: [{name: gpus}]}}\n", name, node.TestImage)
-	}
-	s.apply(ctx, t, strings.NewReplacer("@NAME@", p.name, "@NAMESPACE@", namespace, "@REQUEST@", request, "@CONTAINERS@", containers).Replace(claimManifest))
-	s.kubectl(ctx, t, "wait", "--namespace="+namespace, "pod/"+p.name, "--for=condition=Ready", "--timeout="+waitTimeout.String())
+	s.apply(t, strings.NewReplacer("@NAME@", name, "@NAMESPACE@", namespace, "@REQUEST@", request, "@CONTAINERS@", list).Replace(claimManifest))
+	s.kubectl(t, "wait", "--namespace="+namespace, "pod/"+name, "--for=condition=Ready", "--timeout="+waitTimeout.String())
 }
 
 const claimManifest = `

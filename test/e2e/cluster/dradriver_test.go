@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"log"
 	"os"
@@ -38,15 +37,13 @@ const draDriverCommand = "dradriver"
 //
 // Devices and CDI devices have the names of NVIDIA's driver since v0.4 (kubernetes-sigs/dra-driver-nvidia-gpu,
 // cmd/gpu-kubelet-plugin/deviceinfo.go and cdi.go): gpu-<minor number> and k8s.gpu.nvidia.com/claim=<claim UID>-<device>.
+//
+// The arguments are the kubeconfig, the node's name and the GPUs' UUIDs by minor number.
 func runDRADriver(args []string) error {
-	flags := flag.NewFlagSet(draDriverCommand, flag.ExitOnError)
-	kubeconfig := flags.String("kubeconfig", "", "path of the API server's kubeconfig")
-	node := flags.String("node", "", "name of the node")
-	uuids := flags.String("uuids", "", "UUIDs of the GPUs, by minor number, separated by commas")
-	_ = flags.Parse(args)
+	kubeconfig, node, uuids := args[0], args[1], strings.Split(args[2], ",")
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return fmt.Errorf("read kubeconfig: %w", err)
 	}
@@ -60,13 +57,13 @@ func runDRADriver(args []string) error {
 		return err
 	}
 	helper, err := kubeletplugin.Start(ctx, claimDriver{},
-		kubeletplugin.DriverName(draDriverName), kubeletplugin.NodeName(*node), kubeletplugin.KubeClient(client),
+		kubeletplugin.DriverName(draDriverName), kubeletplugin.NodeName(node), kubeletplugin.KubeClient(client),
 		kubeletplugin.HealthService(false))
 	if err != nil {
 		return fmt.Errorf("start kubelet plugin: %w", err)
 	}
 	defer helper.Stop()
-	if err := helper.PublishResources(ctx, driverResources(*node, strings.Split(*uuids, ","))); err != nil {
+	if err := helper.PublishResources(ctx, driverResources(node, uuids)); err != nil {
 		return fmt.Errorf("publish devices: %w", err)
 	}
 	<-ctx.Done()

@@ -3,22 +3,22 @@
 package cluster_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
 	"github.com/podgauge/podgauge/test/e2e/cluster"
 	"github.com/podgauge/podgauge/test/e2e/node"
+	"github.com/podgauge/podgauge/test/helpers/program"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -34,7 +34,7 @@ const (
 	gpuResource = "nvidia.com/gpu"
 
 	// waitTimeout limits waits for operations that need seconds. Measured operations have separate limits.
-	waitTimeout = time.Minute
+	waitTimeout = 2 * time.Minute // controllers need up to a minute after an outage of the API server
 )
 
 // clusterFixture is the cluster with the NVML stand-in as hardware.
@@ -48,60 +48,64 @@ type clusterFixture struct {
 	installStarted time.Time // start of the installation
 }
 
-func newClusterFixture(ctx context.Context, t *testing.T) *clusterFixture {
-	t.Helper()
-	return newClusterFixtureOf(ctx, t, cluster.Options())
+// clusterStep is a part of a test. Later steps depend on earlier steps.
+type clusterStep struct {
+	name string
+	run  func(*testing.T, *clusterFixture)
 }
 
-func newClusterFixtureOf(ctx context.Context, t *testing.T, o node.Options) *clusterFixture {
+func (s *clusterFixture) runSteps(t *testing.T, steps ...clusterStep) {
 	t.Helper()
+	for _, step := range steps {
+		if !t.Run(step.name, func(t *testing.T) { step.run(t, s) }) {
+			return
+		}
+	}
+}
+
+// newClusterFixture starts a cluster whose namespaces reject privileged pods, and prepares the node.
+func newClusterFixture(t *testing.T, o node.Options) *clusterFixture {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*waitTimeout)
+	defer cancel()
 	n := node.ForTest(ctx, t, o)
 	begin := time.Now()
 	c, err := cluster.Up(ctx, n, "baseline")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	printMeasurement(t, "start of the cluster → the node is ready", formatSeconds(time.Since(begin)))
 	s := &clusterFixture{Cluster: c, driver: n.Path("driver"), values: n.Path("values.yaml")}
 	image, err := n.LoadImage(ctx, cluster.Archive(repoRoot, "podgauge"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	s.installDriver(t)
 	machine := n.Path("machine")
-	if err := errors.Join(os.MkdirAll(machine, 0o755), installDriver(ctx, s)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(machine, 0o755))
 	s.machine = nvmltest.NewScenario(filepath.Join(machine, "scenario"))
 	// An epoch an hour ago, so that the GPUs' counters continue after a restart of podgauge.
-	s.set(t, fmt.Sprintf("epoch %d", time.Now().Add(-time.Hour).Unix()))
+	must(t, s.machine.Set(fmt.Sprintf("epoch %d", time.Now().Add(-time.Hour).Unix())))
 	_, tag, _ := strings.Cut(image, ":")
 	values := strings.NewReplacer("@TAG@", tag, "@DRIVER@", s.driver, "@MACHINE@", machine).Replace(chartValues)
-	if err := os.WriteFile(s.values, []byte(values), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(s.values, []byte(values), 0o644))
 	for _, name := range []string{releaseNamespace, teamNamespace} {
-		s.kubectl(ctx, t, "create", "namespace", name)
+		s.kubectl(t, "create", "namespace", name)
 	}
 	return s
 }
 
 // installDriver creates the files and device nodes of a driver installation.
-func installDriver(ctx context.Context, s *clusterFixture) error {
+func (s *clusterFixture) installDriver(t *testing.T) {
+	t.Helper()
 	libraries := filepath.Join(s.driver, "usr/lib64")
-	if err := os.MkdirAll(libraries, 0o755); err != nil {
-		return err
-	}
-	if _, err := nvmltest.Build(libraries); err != nil {
-		return err
-	}
+	must(t, os.MkdirAll(libraries, 0o755))
+	_, err := nvmltest.Build(libraries)
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(libraries, "libcuda.so.580.95.05"), nil, 0o755))
+	must(t, os.WriteFile(filepath.Join(s.driver, "hook"), []byte("#!/bin/sh\n"), 0o755))
 	script := "mknod /dev/nvidiactl c 195 255\n"
 	for i := range gpuCount {
 		script += fmt.Sprintf("mknod /dev/nvidia%d c 195 %d\n", i, i)
 	}
-	_, err := s.Node.Shell(ctx, script)
-	return errors.Join(err,
-		os.WriteFile(filepath.Join(libraries, "libcuda.so.580.95.05"), nil, 0o755),
-		os.WriteFile(filepath.Join(s.driver, "hook"), []byte("#!/bin/sh\n"), 0o755))
+	_, err = s.Node.Shell(t.Context(), script)
+	must(t, err)
 }
 
 // chartValues mounts the library into podgauge's container, as NVIDIA's runtime does.
@@ -124,58 +128,59 @@ extraVolumeMounts:
   - {name: machine, mountPath: /machine, readOnly: true}
 `
 
-func (s *clusterFixture) set(t *testing.T, lines ...string) {
-	t.Helper()
-	if err := s.machine.Set(lines...); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // uuid returns the stand-in's UUID of a GPU.
 func uuid(index int) string { return fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d", index) }
 
-func (s *clusterFixture) kubectl(ctx context.Context, t *testing.T, args ...string) string {
-	t.Helper()
-	out, err := s.Kubectl(ctx, args...)
-	if err != nil {
-		t.Fatal(err)
+// uuids returns the UUIDs of all GPUs, ordered by minor number.
+func uuids() (all []string) {
+	for i := range gpuCount {
+		all = append(all, uuid(i))
 	}
+	return all
+}
+
+func (s *clusterFixture) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := s.Kubectl(t.Context(), args...)
+	must(t, err)
 	return out
 }
 
-func (s *clusterFixture) helm(ctx context.Context, t *testing.T, args ...string) string {
+func (s *clusterFixture) helm(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := s.Helm(ctx, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out, err := s.Helm(t.Context(), args...)
+	must(t, err)
 	return out
 }
 
-func (s *clusterFixture) apply(ctx context.Context, t *testing.T, objects string) {
+func (s *clusterFixture) apply(t *testing.T, objects string) {
 	t.Helper()
-	if _, err := s.Apply(ctx, objects); err != nil {
+	_, err := s.Apply(t.Context(), objects)
+	must(t, err)
+}
+
+// must ends the test after an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-// await waits for a condition for at most waitTimeout and returns the time.
-func await(ctx context.Context, t *testing.T, what string, try func(context.Context) error) time.Duration {
+// await waits for a condition for at most waitTimeout.
+func await(t *testing.T, what string, try func(context.Context) error) {
 	t.Helper()
-	begin := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
-	if err := node.Until(ctx, what, try); err != nil {
-		t.Fatal(err)
-	}
-	return time.Since(begin)
+	must(t, node.Until(ctx, what, try))
 }
 
 // podObject is a pod of the API server.
 type podObject struct {
-	Metadata struct{ Name, Namespace, UID string }
+	Metadata struct{ Name, UID, DeletionTimestamp string }
+	Spec     struct{ Containers []struct{ Image string } }
 	Status   struct {
-		Phase             string
+		Phase, PodIP      string
 		ContainerStatuses []struct {
 			Name, ContainerID string
 			RestartCount      int
@@ -190,20 +195,70 @@ func (s *clusterFixture) pods(ctx context.Context, namespace, label string) ([]p
 	return list.Items, err
 }
 
+// trainers returns the pods of runTrainers.
+func (s *clusterFixture) trainers(t *testing.T) []podObject {
+	t.Helper()
+	pods, err := s.pods(t.Context(), teamNamespace, "app=trainer")
+	must(t, err)
+	return pods
+}
+
 // podgaugePods returns the release's pods.
 func (s *clusterFixture) podgaugePods(ctx context.Context) ([]podObject, error) {
 	return s.pods(ctx, releaseNamespace, "app.kubernetes.io/instance="+releaseName)
 }
 
+// podgaugePod returns the release's only pod.
+func (s *clusterFixture) podgaugePod(ctx context.Context) (podObject, error) {
+	all, err := s.podgaugePods(ctx)
+	if err != nil || len(all) != 1 {
+		return podObject{}, fmt.Errorf("podgauge pods: got %v, want 1: %w", all, err)
+	}
+	return all[0], nil
+}
+
+// gpuPod has GPUs and ends with its container.
+const gpuPod = `
+apiVersion: v1
+kind: Pod
+metadata: {name: @NAME@, namespace: team, labels: {team: red}}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  containers:
+    - {name: main, image: "@IMAGE@", imagePullPolicy: Never, args: [stubborn], resources: {limits: {nvidia.com/gpu: 1}}}
+`
+
+// runGPUPod runs a pod with a GPU and returns the pod and the index of its GPU.
+func (s *clusterFixture) runGPUPod(t *testing.T, name string) (p podObject, gpu int) {
+	t.Helper()
+	s.apply(t, strings.NewReplacer("@NAME@", name, "@IMAGE@", node.TestImage).Replace(gpuPod))
+	s.kubectl(t, "wait", "--namespace="+teamNamespace, "pod/"+name, "--for=condition=Ready", "--timeout="+waitTimeout.String())
+	must(t, s.Get(t.Context(), "/api/v1/namespaces/"+teamNamespace+"/pods/"+name, &p))
+	owners, err := s.Node.Owners(t.Context(), gpuResource)
+	must(t, err)
+	for i := range gpuCount {
+		if owners[uuid(i)].Pod == name {
+			return p, i
+		}
+	}
+	t.Fatalf("pod %s has no GPU: owners are %v", name, owners)
+	return p, 0
+}
+
 // shell runs a script in the node with the sorted process ids of a container in $PIDS.
-func (s *clusterFixture) shell(ctx context.Context, t *testing.T, p podObject, script string) string {
+func (s *clusterFixture) shell(t *testing.T, p podObject, script string) string {
 	t.Helper()
 	_, id, _ := strings.Cut(p.Status.ContainerStatuses[0].ContainerID, "://")
-	out, err := s.Node.Shell(ctx, `PIDS=$(grep -l "$ID" /proc/[0-9]*/cgroup 2>/dev/null | cut -d/ -f3 | sort -n | tr '\n' ' ')`+"\n"+script, "ID="+id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out, err := s.Node.Shell(t.Context(), `PIDS=$(grep -l "$ID" /proc/[0-9]*/cgroup 2>/dev/null | cut -d/ -f3 | sort -n | tr '\n' ' ')`+"\n"+script, "ID="+id)
+	must(t, err)
 	return out
+}
+
+// kill ends a pod's container.
+func (s *clusterFixture) kill(t *testing.T, p podObject) {
+	t.Helper()
+	s.shell(t, p, `for pid in $PIDS; do kill -9 "$pid" || true; done`)
 }
 
 func (s *clusterFixture) daemonSetPath() string {
@@ -220,78 +275,92 @@ func (s *clusterFixture) daemonSetOn(n int) func(context.Context) error {
 			Metadata struct{ Generation int }
 			Status   struct{ ObservedGeneration, DesiredNumberScheduled, UpdatedNumberScheduled, NumberAvailable, NumberMisscheduled int }
 		}
-		if err := s.Get(ctx, s.daemonSetPath(), &set); err != nil {
-			return err
+		err := s.Get(ctx, s.daemonSetPath(), &set)
+		st := set.Status
+		current := st.ObservedGeneration == set.Metadata.Generation && st.NumberMisscheduled == 0
+		if err == nil && (!current || st.DesiredNumberScheduled != n || st.UpdatedNumberScheduled != n || st.NumberAvailable != n) {
+			err = fmt.Errorf("DaemonSet is %+v", set)
 		}
-		if st := set.Status; st.ObservedGeneration != set.Metadata.Generation || st.DesiredNumberScheduled != n ||
-			st.UpdatedNumberScheduled != n || st.NumberAvailable != n || st.NumberMisscheduled != 0 {
-			return fmt.Errorf("DaemonSet is %+v", set)
-		}
-		return nil
+		return err
 	}
 }
 
-// allocatable returns the number of allocatable GPUs in the node's status.
-func (s *clusterFixture) allocatable(ctx context.Context) (string, error) {
-	var n struct {
-		Status struct{ Allocatable map[string]string }
-	}
-	err := s.Get(ctx, "/api/v1/nodes/"+node.Name, &n)
-	return n.Status.Allocatable[gpuResource], err
-}
-
+// hasAllocatable returns a condition for await: the node's status has this number of allocatable GPUs.
 func (s *clusterFixture) hasAllocatable(n int) func(context.Context) error {
 	return func(ctx context.Context) error {
-		if got, err := s.allocatable(ctx); err != nil || got != fmt.Sprint(n) {
+		var object struct {
+			Status struct{ Allocatable map[string]string }
+		}
+		err := s.Get(ctx, "/api/v1/nodes/"+node.Name, &object)
+		if got := object.Status.Allocatable[gpuResource]; err != nil || got != fmt.Sprint(n) {
 			return fmt.Errorf("allocatable GPUs of the node: got %q, want %d: %w", got, n, err)
 		}
 		return nil
 	}
 }
 
-// scrape returns the metrics of a podgauge pod, through the API server.
-func (s *clusterFixture) scrape(ctx context.Context, p podObject) (map[string]*dto.MetricFamily, error) {
-	body, err := s.Read(ctx, fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:9400/proxy/metrics", p.Metadata.Namespace, p.Metadata.Name))
+// hasEvent returns a condition for await: an event of a namespace and fields has a text.
+func (s *clusterFixture) hasEvent(namespace, fields, text string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		out, err := s.Kubectl(ctx, "get", "events", "--namespace="+namespace, "--field-selector="+fields)
+		if err == nil && !strings.Contains(out, text) {
+			err = fmt.Errorf("events lack %q:\n%s", text, out)
+		}
+		return err
+	}
+}
+
+// get requests a path of the only podgauge pod, without the API server.
+func (s *clusterFixture) get(ctx context.Context, path string) (string, error) {
+	p, err := s.podgaugePod(ctx)
+	if err != nil {
+		return "", err
+	}
+	return get(ctx, p.url()+path)
+}
+
+func (p podObject) url() string { return "http://" + p.Status.PodIP + ":9400" }
+
+func get(ctx context.Context, url string) (string, error) {
+	return program.Fetch(ctx, &http.Client{Timeout: 5 * time.Second}, url)
+}
+
+// series returns the labels of a family's series of the only podgauge pod.
+func (s *clusterFixture) series(ctx context.Context, family string) ([]map[string]string, error) {
+	body, err := s.get(ctx, "/metrics")
 	if err != nil {
 		return nil, err
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	return parser.TextToMetricFamilies(bytes.NewReader(body))
-}
-
-// scrapeOne returns the metrics of the only podgauge pod.
-func (s *clusterFixture) scrapeOne(ctx context.Context) (map[string]*dto.MetricFamily, error) {
-	all, err := s.podgaugePods(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if len(all) != 1 {
-		return nil, fmt.Errorf("%d podgauge pods, want 1", len(all))
-	}
-	return s.scrape(ctx, all[0])
-}
-
-// labelSets returns the labels of a family's series.
-func labelSets(family *dto.MetricFamily) []map[string]string {
+	families, err := parser.TextToMetricFamilies(strings.NewReader(body))
 	all := []map[string]string{}
-	for _, m := range family.GetMetric() {
-		set := map[string]string{}
+	for _, m := range families[family].GetMetric() {
+		labels := map[string]string{}
 		for _, l := range m.Label {
-			set[l.GetName()] = l.GetValue()
+			labels[l.GetName()] = l.GetValue()
 		}
-		all = append(all, set)
+		all = append(all, labels)
 	}
-	return all
+	return all, err
 }
 
-// ownerOf returns the pod label of a GPU in a scrape, empty for an unallocated GPU.
-func ownerOf(families map[string]*dto.MetricFamily, uuid string) (string, error) {
-	for _, l := range labelSets(families["nvidia_gpu_healthy"]) {
-		if l["uuid"] == uuid {
-			return l["pod"], nil
+// checkOwners compares the owner labels of these GPUs in /metrics.
+func (s *clusterFixture) checkOwners(ctx context.Context, want map[string]node.OwnerKey) error {
+	all, err := s.series(ctx, "nvidia_gpu_healthy")
+	if err != nil {
+		return err
+	}
+	got := map[string]node.OwnerKey{}
+	for _, l := range all {
+		got[l["uuid"]] = node.OwnerKey{Namespace: l["namespace"], Pod: l["pod"], Container: l["container"]}
+	}
+	wrong := []error{}
+	for id, w := range want {
+		if got[id] != w {
+			wrong = append(wrong, fmt.Errorf("owner labels of %s: got %v, want %v", id, got[id], w))
 		}
 	}
-	return "", errors.New("no series of " + uuid)
+	return errors.Join(wrong...)
 }
 
 // printMeasurement logs a measurement in the format that docs/contributing/e2e.md copies.

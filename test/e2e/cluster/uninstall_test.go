@@ -18,9 +18,7 @@ func (s *clusterFixture) objects(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// After an outage of the kubelet, the test's DRA driver publishes its slices
-	// under new names.
-	changing := []string{"events", "events.events.k8s.io", "leases.coordination.k8s.io", "resourceslices.resource.k8s.io"}
+	changing := []string{"events", "events.events.k8s.io", "leases.coordination.k8s.io"}
 	names := slices.DeleteFunc(strings.Fields(kinds), func(kind string) bool { return slices.Contains(changing, kind) })
 	out, err := s.Kubectl(ctx, "get", strings.Join(names, ","), "--all-namespaces", "--ignore-not-found",
 		`--output=go-template={{range .items}}{{.apiVersion}} {{.kind}} {{.metadata.namespace}} {{.metadata.name}}{{"\n"}}{{end}}`)
@@ -35,63 +33,48 @@ func (s *clusterFixture) objects(ctx context.Context) ([]string, error) {
 }
 
 // uninstallRelease checks that uninstall removes all objects and keeps running pods. The files listed in docs/how-to/install.md remain.
-func uninstallRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
-	running, err := s.pods(ctx, teamNamespace, "app=trainer")
-	if err != nil {
-		t.Fatal(err)
-	}
-	with, err := s.objects(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+func uninstallRelease(t *testing.T, s *clusterFixture) {
+	running := s.trainers(t)
+	with, err := s.objects(t.Context())
+	must(t, err)
 	begin := time.Now()
-	s.helm(ctx, t, "uninstall", releaseName, "--namespace="+releaseNamespace, "--wait")
-	var left []string
-	await(ctx, t, "all objects of the release are removed", func(ctx context.Context) error {
+	s.helm(t, "uninstall", releaseName, "--namespace="+releaseNamespace, "--wait")
+	await(t, "all objects of the release are removed", func(ctx context.Context) error {
 		after, err := s.objects(ctx)
-		if err != nil {
-			return err
-		}
-		left = slices.DeleteFunc(after, func(object string) bool { return slices.Contains(s.objectsBefore, object) })
+		left := slices.DeleteFunc(after, func(object string) bool { return slices.Contains(s.objectsBefore, object) })
 		if len(left) > 0 {
 			return fmt.Errorf("leftover objects: %q", left)
 		}
-		return nil
+		return err
 	})
 	printMeasurement(t, "helm uninstall → no objects of the release", fmt.Sprintf("%s; %d objects removed", formatSeconds(time.Since(begin)), len(with)-len(s.objectsBefore)))
 	if left, err := filepath.Glob(filepath.Join(s.Node.KubeletDir(), "device-plugins", "podgauge*")); err != nil || len(left) > 0 {
 		t.Errorf("leftovers in the device-plugin folder: %q, %v", left, err)
 	}
-	if specs, err := s.Node.Shell(ctx, "ls -A /var/run/cdi"); err != nil || specs != "k8s.device-plugin.nvidia.com-gpu.json\n" {
+	if specs, err := s.Node.Shell(t.Context(), "ls -A /var/run/cdi"); err != nil || specs != "k8s.device-plugin.nvidia.com-gpu.json\n" {
 		t.Errorf("leftover CDI specs: %q, %v", specs, err)
 	}
-	if state, err := s.Node.Shell(ctx, "ls -A /var/lib/podgauge"); err != nil || state == "" {
+	if state, err := s.Node.Shell(t.Context(), "ls -A /var/lib/podgauge"); err != nil || state == "" {
 		t.Errorf("stored state is missing: %q, %v", state, err)
 	}
-	await(ctx, t, "the node has no allocatable GPU", s.hasAllocatable(0))
-	comparePods(ctx, t, s, running)
+	await(t, "the node has no allocatable GPU", s.hasAllocatable(0))
+	compareContainers(t, s.trainers(t), running)
 }
 
-// comparePods checks that the pods have the same containers as before.
-func comparePods(ctx context.Context, t *testing.T, s *clusterFixture, before []podObject) {
+// compareContainers checks that the pods have the same containers as before.
+func compareContainers(t *testing.T, now, before []podObject) {
 	t.Helper()
-	now, err := s.pods(ctx, teamNamespace, "app=trainer")
-	if err != nil {
-		t.Fatal(err)
+	containers := func(pods []podObject) []string {
+		all := []string{}
+		for _, p := range pods {
+			for _, c := range p.Status.ContainerStatuses {
+				all = append(all, fmt.Sprintf("%s %s %s %d %t", p.Metadata.UID, p.Status.Phase, c.ContainerID, c.RestartCount, c.Ready))
+			}
+		}
+		slices.Sort(all)
+		return all
 	}
-	if got, want := containerIDs(now), containerIDs(before); !slices.Equal(got, want) {
+	if got, want := containers(now), containers(before); !slices.Equal(got, want) {
 		t.Errorf("containers of the pods: got %q, want %q", got, want)
 	}
-}
-
-// containerIDs returns pod, id, restarts and readiness of the pods' containers, sorted.
-func containerIDs(pods []podObject) []string {
-	all := []string{}
-	for _, p := range pods {
-		for _, c := range p.Status.ContainerStatuses {
-			all = append(all, fmt.Sprintf("%s %s %s %d %t", p.Metadata.UID, p.Status.Phase, c.ContainerID, c.RestartCount, c.Ready))
-		}
-	}
-	slices.Sort(all)
-	return all
 }

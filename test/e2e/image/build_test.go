@@ -6,6 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // fakeDocker replaces docker, with the driver $DRIVER and the store $STORE, and records all calls in $CALLS.
@@ -21,32 +24,23 @@ esac
 func dockerCalls(t *testing.T, driver, store string) []string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "docker"), []byte(fakeDocker), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "docker"), []byte(fakeDocker), 0o755))
 	cmd := exec.Command("sh", copyBuildScript(t), "amd64")
 	log := filepath.Join(dir, "calls")
 	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "XDG_CACHE_HOME="+dir, "BUILDER=docker", "VERSION=v9", "CALLS="+log, "DRIVER="+driver, "STORE="+store)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	text, err := os.ReadFile(log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.Split(strings.TrimSpace(string(text)), "\n")
+	text := testfile.Read(t, log)
+	return strings.Split(strings.TrimSpace(text), "\n")
 }
 
 // copyBuildScript copies build.sh to a temporary folder, because the script removes old archives.
 func copyBuildScript(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "deploy", "image", "build.sh")
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(read(t, "deploy/image/build.sh")), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(t, os.WriteFile(path, []byte(read(t, "deploy/image/build.sh")), 0o755))
 	return path
 }
 

@@ -26,14 +26,11 @@ const simulatorName = "podgauge-sim"
 // elfMachines maps Go's names of the supported architectures to ELF's.
 var elfMachines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
-// imageCheck is a check of an image.
-type imageCheck struct {
+// imageChecks are the checks of an image. They return a short description of the result.
+var imageChecks = []struct {
 	name string
-	// run returns a short description of the result.
-	run func(*ociImage) (string, error)
-}
-
-var imageChecks = []imageCheck{
+	run  func(*ociImage) (string, error)
+}{
 	{"name", checkName},
 	{"start", checkStart},
 	{"labels", checkLabels},

@@ -18,6 +18,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/podgauge/podgauge/test/helpers/program"
 )
 
 // waitTimeout limits short operations on a busy or emulated machine.
@@ -236,20 +238,7 @@ func (c *runningContainer) stop() error {
 
 // fetch returns a page of podgauge.
 func (c *runningContainer) fetch(ctx context.Context, page string) (string, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.address+page, nil)
-	if err != nil {
-		return "", err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", page, response.Status, body)
-	}
-	return string(body), err
+	return program.Fetch(ctx, http.DefaultClient, "http://"+c.address+page)
 }
 
 // waitForLines scrapes /metrics until the page has a line with each prefix.

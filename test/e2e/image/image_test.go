@@ -16,19 +16,16 @@ func TestImages(t *testing.T) {
 		t.Run(archive, func(t *testing.T) {
 			t.Logf("%.1f MB, %.1f MB unpacked", float64(img.compressed)/1e6, float64(img.uncompressed)/1e6)
 			for _, check := range imageChecks {
-				t.Run(check.name, func(t *testing.T) { logResult(t, check.run, img) })
+				t.Run(check.name, func(t *testing.T) {
+					found, err := check.run(img)
+					if err != nil {
+						t.Error(err)
+					}
+					t.Log(found)
+				})
 			}
 		})
 	}
-}
-
-func logResult(t *testing.T, check func(*ociImage) (string, error), img *ociImage) {
-	t.Helper()
-	found, err := check(img)
-	if err != nil {
-		t.Error(err)
-	}
-	t.Log(found)
 }
 
 // TestImagesRun runs podgauge from the archives, as root with runc; qemu-user-static runs images of other architectures.
@@ -47,11 +44,7 @@ func deliveredImages(t *testing.T) map[string]*ociImage {
 	}
 	images := map[string]*ociImage{}
 	for _, archive := range archives {
-		img, err := readImage(archive)
-		if err != nil {
-			t.Fatal(err)
-		}
-		images[filepath.Base(archive)] = img
+		images[filepath.Base(archive)] = readImage(t, archive)
 	}
 	return images
 }

@@ -73,35 +73,18 @@ func newScenarioRunner(t *testing.T, img *ociImage) *scenarioRunner {
 	if err := errors.Join(os.Mkdir(root, 0o755), img.unpack(root)); err != nil {
 		t.Fatalf("unpack the image: %v", err)
 	}
-	findTool(t, "runc", "runc")
+	var err error
 	if img.config.Architecture != runtime.GOARCH {
 		name := map[string]string{"amd64": "qemu-x86_64-static", "arm64": "qemu-aarch64-static"}[img.config.Architecture]
-		r.emulator = findTool(t, name, "qemu-user-static")
+		if r.emulator, err = exec.LookPath(name); err != nil {
+			t.Fatal(err)
+		}
 		return r
 	}
-	var err error
 	if r.library, err = nvmltest.Build(r.dir); err != nil {
 		t.Fatal(err)
 	}
 	return r
-}
-
-// findTool returns the path of a program. It installs the Debian package of a missing program.
-func findTool(t *testing.T, name, pkg string) string {
-	t.Helper()
-	if at, err := exec.LookPath(name); err == nil {
-		return at
-	}
-	for _, args := range [][]string{{"update", "-q"}, {"install", "-q", "-y", "--no-install-recommends", pkg}} {
-		if out, err := exec.CommandContext(t.Context(), "apt-get", args...).CombinedOutput(); err != nil {
-			t.Fatalf("install %s: %v: %s", pkg, err, out)
-		}
-	}
-	at, err := exec.LookPath(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return at
 }
 
 // runVersion checks that --version prints the version of the image's label.

@@ -44,7 +44,6 @@ type RequiredTool struct{ File, Package string }
 func MissingTools(more ...RequiredTool) []RequiredTool {
 	var missing []RequiredTool
 	for _, tool := range append(more, []RequiredTool{
-		{"containerd", "containerd"},
 		{"ctr", "containerd"},
 		{"runc", "runc"},
 		{"ip", "iproute2"},

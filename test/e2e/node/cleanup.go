@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -61,51 +60,6 @@ func CleanUp(ctx context.Context, o Options) error {
 	return errors.Join(removeLeftovers(ctx, o), os.RemoveAll(o.Dir))
 }
 
-// Leftovers waits for the end of a running node and returns all leftovers
-// except logs: none after Down or CleanUp.
-func Leftovers(ctx context.Context, o Options) ([]string, error) {
-	o = o.withDefaults()
-	lock, err := lockNode(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	defer lock.Close()
-	return nodeResources(o)
-}
-
-// Resources returns the node's processes, cgroups, network link, folder and
-// mounts on this machine.
-func (n *RealNode) Resources() ([]string, error) { return nodeResources(n.options) }
-
-func nodeResources(o Options) ([]string, error) {
-	all, err := newNodeCgroups(o.Number)
-	if err != nil {
-		return nil, err
-	}
-	link := o.Number.name()
-	var found []string
-	for _, pid := range all.pids() {
-		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		found = append(found, fmt.Sprintf("process %d: %s", pid, strings.ReplaceAll(string(command), "\x00", " ")))
-	}
-	for _, dir := range all.existingDirs() {
-		found = append(found, "cgroup "+dir)
-	}
-	if _, err := net.InterfaceByName(link); err == nil {
-		found = append(found, "network link "+link)
-	}
-	if _, err := os.Stat(o.work()); err == nil {
-		found = append(found, "folder "+o.work())
-	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, o.work()) {
-			found = append(found, "mount "+line)
-		}
-	}
-	return found, err
-}
-
 // removeLeftovers ends all processes and removes all resources of a node; the
 // caller has the lock. The kernel removes mounts, network and cgroup members
 // shortly after the processes, so the removal is repeated.
@@ -116,7 +70,7 @@ func removeLeftovers(ctx context.Context, o Options) error {
 	}
 	link := o.Number.name()
 	return Until(ctx, "all resources of the node are removed", func(ctx context.Context) error {
-		if pids := all.pids(); len(pids) > 0 {
+		if pids := pidsOf(all); len(pids) > 0 {
 			for _, pid := range pids {
 				_ = syscall.Kill(pid, syscall.SIGKILL)
 			}

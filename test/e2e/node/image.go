@@ -14,9 +14,6 @@ import (
 	"runtime"
 )
 
-// TestImage is the image of all containers, including pod sandboxes.
-const TestImage = "local.test/box:1"
-
 // LoadProgram imports an image of one static program into containerd, so that
 // the tests need no registry and no image builder. Path is the program's path
 // in the image.
@@ -29,7 +26,7 @@ func (n *RealNode) LoadProgram(ctx context.Context, name, program, path string, 
 	if err != nil {
 		return fmt.Errorf("create image %s: %w", name, err)
 	}
-	archive := n.path(filepath.Base(program) + ".tar")
+	archive := n.Path(filepath.Base(program) + ".tar")
 	if err := os.WriteFile(archive, image, 0o644); err != nil {
 		return err
 	}

@@ -1,11 +1,24 @@
 # Runs once inside the new namespaces, without effect on the machine.
 mount -n --make-rprivate /
 
-# Empty folders for the files that the kubelet, containerd, runc, CNI and mount (without -n) write.
+# Empty folders for the files that the kubelet, containerd, runc, CNI and mount (without -n) write. With cgroup v2, runc and the kubelet
+# reach the machine's systemd.
+mount -n --rbind /run /mnt
 for dir in /run /var/lib /var/log; do mount -n -t tmpfs -o mode=755 tmpfs "$dir"; done
+for dir in ${SHARED_RUN:-}; do
+	mkdir "/run/$dir"
+	mount -n --rbind "/mnt/$dir" "/run/$dir"
+done
+umount -n -l /mnt
 
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys # of the new network namespace
+
+# cAdvisor requires a clock speed, which user-mode Linux does not show.
+if ! grep -q "cpu MHz" /proc/cpuinfo; then
+	{ grep . /proc/cpuinfo; printf 'cpu MHz\t\t: 2000.000\n\n'; } >/run/cpuinfo
+	mount --bind /run/cpuinfo /proc/cpuinfo
+fi
 
 # A private /dev, in which tests create /dev/nvidia0. The node has none of the machine's GPUs.
 mount -t tmpfs -o mode=755 dev /mnt
@@ -15,8 +28,8 @@ mount --rbind /dev/pts /mnt/pts
 mount --rbind /dev/shm /mnt/shm
 mount --move /mnt /dev
 
-mount -t tmpfs -o mode=755 cgroup /sys/fs/cgroup
-for hierarchy in $CGROUPS; do
+if [ "${HIERARCHIES:-}" ]; then mount -t tmpfs -o mode=755 cgroup /sys/fs/cgroup; else mount -t cgroup2 cgroup /sys/fs/cgroup; fi
+for hierarchy in ${HIERARCHIES:-}; do
 	mkdir "/sys/fs/cgroup/${hierarchy%%=*}"
 	mount -t cgroup -o "${hierarchy#*=}" cgroup "/sys/fs/cgroup/${hierarchy%%=*}"
 done

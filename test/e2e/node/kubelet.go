@@ -23,18 +23,18 @@ const (
 )
 
 // KubeletDir returns the machine's path of the node's /var/lib/kubelet.
-func (n *RealNode) KubeletDir() string { return n.path("root") }
+func (n *RealNode) KubeletDir() string { return n.Path("root") }
 
 // DevicePluginSocket returns the machine's path of the kubelet's registration
 // socket.
 func (n *RealNode) DevicePluginSocket() string {
-	return n.path("root", "device-plugins", "kubelet.sock")
+	return n.Path("root", "device-plugins", "kubelet.sock")
 }
 
 // PodResourcesSocket returns the machine's path of the kubelet's pod-resources
 // socket.
 func (n *RealNode) PodResourcesSocket() string {
-	return n.path("root", "pod-resources", "kubelet.sock")
+	return n.Path("root", "pod-resources", "kubelet.sock")
 }
 
 // PodLogs returns the folder of the pods' logs, the same inside and outside the
@@ -101,7 +101,8 @@ func (n *RealNode) KubeletSocketTime() (time.Time, error) {
 var kubeletConfig string
 
 func (n *RealNode) writeKubeletConfig() (path string, err error) {
-	fill := strings.NewReplacer("@WORK@", n.work, "@LOGS@", n.PodLogs(), "@RUNTIME@", n.RuntimeSocket())
+	fill := strings.NewReplacer("@WORK@", n.work, "@LOGS@", n.PodLogs(), "@RUNTIME@", n.RuntimeSocket(),
+		"@CGROUP_DRIVER@", n.cgroups.driver(), "@CGROUP_ROOT@", n.cgroups.root())
 	var config map[string]any
 	if err := yaml.Unmarshal([]byte(fill.Replace(kubeletConfig)), &config); err != nil {
 		return "", fmt.Errorf("decode kubelet.yaml: %w", err)
@@ -110,7 +111,7 @@ func (n *RealNode) writeKubeletConfig() (path string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("encode the kubelet's configuration: %w", err)
 	}
-	path = n.path("conf", "kubelet.yaml")
+	path = n.Path("conf", "kubelet.yaml")
 	return path, os.WriteFile(path, b, 0o644)
 }
 

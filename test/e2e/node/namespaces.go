@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/podgauge/podgauge/test/e2e/programs"
 )
 
 // makeFolders creates the folders and empties the log folder of an earlier run
@@ -21,7 +23,7 @@ func (n *RealNode) makeFolders(context.Context) error {
 		return err
 	}
 	for _, dir := range []string{
-		n.PodLogs(), n.path("root"), n.path("manifests"), n.path("conf", "cni"), n.path("containerd"), n.path("cni"),
+		n.PodLogs(), n.Path("root"), n.Path("manifests"), n.Path("conf", "cni"), n.Path("containerd"), n.Path("cni"),
 	} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
@@ -33,21 +35,23 @@ func (n *RealNode) makeFolders(context.Context) error {
 // enterNamespaces creates the node's namespaces with testcmd as the first
 // process.
 func (n *RealNode) enterNamespaces(ctx context.Context) error {
-	testcmd := n.path("testcmd")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", testcmd,
+	var err error
+	if n.testcmd, err = programs.CacheDir("testcmd"); err != nil { // linked once, not for each node
+		return err
+	}
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", n.testcmd,
 		"github.com/podgauge/podgauge/test/e2e/testcmd")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build testcmd: %w\n%s", err, out)
 	}
-	var err error
 	if n.cgroups, err = newNodeCgroups(n.options.Number); err != nil {
 		return err
 	}
 	if err = n.cgroups.create(); err != nil {
 		return err
 	}
-	n.nsenter, err = newNsenterThread(n.cgroups, exec.Command(testcmd, "pause"))
+	n.nsenter, err = newNsenterThread(n.cgroups, exec.Command(n.testcmd, n.cgroups.initArgs()...))
 	return err
 }
 
@@ -76,7 +80,7 @@ var systemSetupScript string
 // interface. A shell script suits the list of mount and ip commands, and only a
 // process in the PID namespace can mount /proc.
 func (n *RealNode) setUpSystem(ctx context.Context) error {
-	_, err := n.Shell(ctx, systemSetupScript, "NODE="+Name, "WORK="+n.work, "CGROUPS="+n.cgroups.mounts(), "IP="+n.IP(),
-		"MACHINE_IP="+n.options.Number.machineIP())
+	_, err := n.Shell(ctx, systemSetupScript, append(n.cgroups.setUpVariables(), "NODE="+Name, "WORK="+n.work,
+		"IP="+n.IP(), "MACHINE_IP="+n.options.Number.machineIP())...)
 	return err
 }

@@ -13,23 +13,22 @@ package node
 
 import (
 	"cmp"
-	"context"
 	_ "embed"
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
-	"time"
 
 	"github.com/podgauge/podgauge/test/e2e/programs"
 )
 
 // Name is the kubelet's node name, and the suffix of all static pod names.
 const Name = "node-a"
+
+// TestImage is the image of all containers, including pod sandboxes.
+const TestImage = "local.test/box:1"
 
 // Options of a node; the zero value is a node with the default kubelet.
 type Options struct {
@@ -38,9 +37,6 @@ type Options struct {
 	KubeletVersion string
 	// KubeletConfig is merged into the node's KubeletConfiguration.
 	KubeletConfig map[string]any
-	// Containerd2 runs containerd 2, which supports CDI, instead of Debian's
-	// version.
-	Containerd2 bool
 	// Number distinguishes concurrent nodes of a machine, by default the
 	// environment's PODGAUGE_E2E_NODE or 0.
 	Number Number
@@ -70,6 +66,9 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// LogsDir returns the folder of the logs of failed tests.
+func LogsDir() string { return filepath.Join(Options{}.withDefaults().Dir, "logs") }
+
 func (o Options) work() string { return filepath.Join(o.Dir, "node") }
 
 // RealNode is a running node. All methods are safe for concurrent use, except
@@ -86,6 +85,7 @@ type RealNode struct {
 	work    string       // folder of all files except logs; removed by Down
 	binary  string       // path of the kubelet
 	lock    net.Listener // nil after Down
+	testcmd string       // path of the program of the test image
 	cgroups nodeCgroups
 	nsenter *nsenterThread
 
@@ -95,70 +95,6 @@ type RealNode struct {
 	kubelet *Process // written by StartKubelet and StopKubelet; nil before the first start and after a stop
 
 	shell sync.Mutex // locked while a script runs, because all scripts share an output file
-}
-
-// Up starts a node without kubelet: namespaces, network, containerd and the
-// test image. After an error only the logs remain.
-func Up(ctx context.Context, o Options) (_ *RealNode, err error) {
-	if err := CheckRequirements(o); err != nil {
-		return nil, err
-	}
-	o = o.withDefaults()
-	n := &RealNode{
-		Logs: filepath.Join(o.Dir, "logs", o.LogName), KubeletVersion: o.KubeletVersion, options: o,
-		work: o.work(),
-	}
-	if n.binary, err = programs.Kubelet(n.KubeletVersion).Binary("kubelet"); err != nil {
-		return nil, err
-	}
-	if n.lock, err = lockNode(ctx, o); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("start node (logs in %s): %w", n.Logs, err),
-				n.Down(context.WithoutCancel(ctx)))
-		}
-	}()
-	for _, step := range []func(context.Context) error{
-		func(ctx context.Context) error { return removeLeftovers(ctx, o) },
-		n.makeFolders, n.enterNamespaces, n.setUpNetwork, n.setUpSystem, n.startContainerd,
-		func(ctx context.Context) error {
-			return n.LoadProgram(ctx, TestImage, n.path("testcmd"), "/box", "pause")
-		},
-	} {
-		if err := step(ctx); err != nil {
-			return nil, err
-		}
-	}
-	return n, nil
-}
-
-// Down ends all processes of the node and removes all files except the logs.
-// Further calls have no effect.
-func (n *RealNode) Down(ctx context.Context) error {
-	if n.lock == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	if n.nsenter != nil {
-		n.mu.Lock()
-		for _, p := range n.processes { // the PID namespace ends when all are reaped
-			_ = p.Signal(syscall.SIGKILL)
-			<-p.done
-		}
-		n.mu.Unlock()
-		n.nsenter.close()
-		n.nsenter = nil
-	}
-	err := removeLeftovers(ctx, n.options)
-	n.lock.Close()
-	n.lock = nil
-	if err != nil {
-		return fmt.Errorf("stop node: %w", err)
-	}
-	return nil
 }
 
 // RemoveLogs removes the node's logs, and Dir if empty.
@@ -172,9 +108,7 @@ func (n *RealNode) RemoveLogs() error {
 
 // Path returns a path in the node's folder, the same inside and outside. Down
 // removes the folder.
-func (n *RealNode) Path(elem ...string) string { return n.path(elem...) }
-
-func (n *RealNode) path(elem ...string) string {
+func (n *RealNode) Path(elem ...string) string {
 	return filepath.Join(append([]string{n.work}, elem...)...)
 }
 
@@ -183,3 +117,6 @@ func (n *RealNode) URL(port int) string { return fmt.Sprintf("http://%s:%d", n.I
 
 // IP returns the node's address, reachable from the machine.
 func (n *RealNode) IP() string { return n.options.Number.nodeIP() }
+
+// RuntimeSocket returns the machine's path of containerd's socket.
+func (n *RealNode) RuntimeSocket() string { return n.Path("containerd", "containerd.sock") }

@@ -56,13 +56,13 @@ func (t *nsenterThread) enter(in nodeCgroups) error {
 		return err
 	}
 	t.init.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID |
-			unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
-		Setsid: true,
-		// The kernel kills init at the end of this thread, and all processes of
-		// the PID namespace with init.
-		Pdeathsig: syscall.SIGKILL,
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | in.namespaces(),
+		Setsid:     true,
+		// The kernel ends init at the end of this thread, and with init all
+		// processes of the node.
+		Pdeathsig: syscall.SIGTERM,
 	}
+	in.addProcess(t.init.SysProcAttr)
 	if err := t.init.Start(); err != nil {
 		return fmt.Errorf("create namespaces: %w", err)
 	}
@@ -99,8 +99,9 @@ func (t *nsenterThread) call(f func() error) error {
 	return <-result
 }
 
-// close ends all processes of the node and the thread. Callers must reap their
-// child processes, at the latest during close.
+// close ends init and the thread, and all processes of a PID namespace, if the
+// node has one. Callers must reap their child processes, at the latest during
+// close.
 func (t *nsenterThread) close() {
 	if t.init.Process != nil {
 		_ = t.init.Process.Kill()

@@ -16,11 +16,23 @@ type OwnerKey struct{ Namespace, Pod, Container string }
 
 // ListPodResources returns the kubelet's allocations of all pods.
 func (n *RealNode) ListPodResources(ctx context.Context) ([]*podresources.PodResources, error) {
-	return callPodResources(ctx, n,
-		func(ctx context.Context, c podresources.PodResourcesListerClient) ([]*podresources.PodResources, error) {
-			response, err := c.List(ctx, &podresources.ListPodResourcesRequest{})
-			return response.GetPodResources(), err
-		})
+	conn, err := n.dialPodResources()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	client := podresources.NewPodResourcesListerClient(conn)
+	response, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("list pod resources: %w", err)
+	}
+	return response.GetPodResources(), nil
+}
+
+// dialPodResources returns a new connection, because a kept connection retries
+// only a second after a kubelet restart.
+func (n *RealNode) dialPodResources() (*grpc.ClientConn, error) {
+	return grpc.NewClient("unix:"+n.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
 
 // Allocatable returns the ids of the resource's healthy devices from the
@@ -36,7 +48,16 @@ func (n *RealNode) Allocatable(ctx context.Context, resource string) ([]string, 
 // AllAllocatable returns the sorted ids of healthy devices by resource, without
 // resources that have no healthy device.
 func (n *RealNode) AllAllocatable(ctx context.Context) (map[string][]string, error) {
-	response, err := n.AllocatableResources(ctx)
+	conn, err := n.dialPodResources()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	client := podresources.NewPodResourcesListerClient(conn)
+	response, err := client.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("get allocatable resources: %w", err)
+	}
 	all := map[string][]string{}
 	for _, devices := range response.GetDevices() {
 		all[devices.ResourceName] = append(all[devices.ResourceName], devices.DeviceIds...)
@@ -45,17 +66,7 @@ func (n *RealNode) AllAllocatable(ctx context.Context) (map[string][]string, err
 		slices.Sort(ids) // the kubelet lists a device once per NUMA node, in any order
 		all[resource] = slices.Compact(ids)
 	}
-	return all, err
-}
-
-// AllocatableResources returns the kubelet's allocatable resources.
-func (n *RealNode) AllocatableResources(ctx context.Context) (*podresources.AllocatableResourcesResponse, error) {
-	return callPodResources(ctx, n,
-		func(ctx context.Context, c podresources.PodResourcesListerClient) (*podresources.AllocatableResourcesResponse,
-			error,
-		) {
-			return c.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
-		})
+	return all, nil
 }
 
 // Owners returns the container of each allocated device of a resource, from
@@ -78,21 +89,4 @@ func (n *RealNode) Owners(ctx context.Context, resource string) (map[string]Owne
 		}
 	}
 	return owners, nil
-}
-
-// callPodResources makes a call on a new connection, because a kept connection
-// retries only a second after a kubelet restart.
-func callPodResources[R any](
-	ctx context.Context, n *RealNode, call func(context.Context, podresources.PodResourcesListerClient) (R, error),
-) (response R, err error) {
-	conn, err := grpc.NewClient("unix:"+n.PodResourcesSocket(),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return response, err
-	}
-	defer conn.Close()
-	if response, err = call(ctx, podresources.NewPodResourcesListerClient(conn)); err != nil {
-		return response, fmt.Errorf("call pod-resources API: %w", err)
-	}
-	return response, nil
 }

@@ -2,11 +2,9 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 )
@@ -28,9 +26,6 @@ type StaticContainerStatus struct {
 	// is only set for waiting containers.
 	State, Reason, Message string
 	Restarts               int
-	// ExitCode and Finished are only set for terminated containers.
-	ExitCode          int
-	Started, Finished time.Time
 	// Devices is the kubelet's allocatedResourcesStatus.
 	Devices []DeviceHealth
 }
@@ -60,10 +55,7 @@ func (s StaticPodStatus) Container(name string) (StaticContainerStatus, error) {
 	return StaticContainerStatus{}, fmt.Errorf("pod %s has no container %s", s.Name, name)
 }
 
-// ErrNoPod means that the kubelet does not list a pod.
-var ErrNoPod = errors.New("pod not found in the kubelet")
-
-// Pod returns the kubelet's status of a pod, or ErrNoPod.
+// Pod returns the kubelet's status of a pod.
 func (n *RealNode) Pod(ctx context.Context, p StaticPod) (StaticPodStatus, error) {
 	all, err := n.Pods(ctx)
 	if err != nil {
@@ -74,7 +66,7 @@ func (n *RealNode) Pod(ctx context.Context, p StaticPod) (StaticPodStatus, error
 			return s, nil
 		}
 	}
-	return StaticPodStatus{}, fmt.Errorf("%s/%s: %w", p.namespace(), p.FullName(), ErrNoPod)
+	return StaticPodStatus{}, fmt.Errorf("the kubelet has no pod %s/%s", p.namespace(), p.FullName())
 }
 
 // Pods returns the status of all pods from the kubelet's read-only port.
@@ -109,10 +101,9 @@ func containerStatus(c v1.ContainerStatus) StaticContainerStatus {
 	s := StaticContainerStatus{Name: c.Name, ID: id, Restarts: int(c.RestartCount), State: "waiting"}
 	switch state := c.State; {
 	case state.Running != nil:
-		s.State, s.Started = "running", state.Running.StartedAt.UTC()
+		s.State = "running"
 	case state.Terminated != nil:
-		s.State, s.Reason, s.ExitCode = "terminated", state.Terminated.Reason, int(state.Terminated.ExitCode)
-		s.Started, s.Finished = state.Terminated.StartedAt.UTC(), state.Terminated.FinishedAt.UTC()
+		s.State, s.Reason = "terminated", state.Terminated.Reason
 	case state.Waiting != nil:
 		s.Reason, s.Message = state.Waiting.Reason, state.Waiting.Message
 	}

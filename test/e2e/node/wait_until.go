@@ -1,11 +1,24 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"time"
 )
+
+// Tolerance returns the factor of time limits, as the machine may be busy:
+// PODGAUGE_TOLERANCE, by default 4.
+func Tolerance() time.Duration {
+	factor, err := strconv.Atoi(cmp.Or(os.Getenv("PODGAUGE_TOLERANCE"), "4"))
+	if err != nil {
+		panic("PODGAUGE_TOLERANCE: " + err.Error())
+	}
+	return time.Duration(factor)
+}
 
 // Until calls try every 20 ms until try returns nil. After the end of ctx the
 // error includes the condition and the last error of try.

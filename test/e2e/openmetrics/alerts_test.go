@@ -1,7 +1,7 @@
 package openmetrics
 
 import (
-	"os"
+	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -11,6 +11,8 @@ import (
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql/parser"
+
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 const (
@@ -27,15 +29,6 @@ var familyPattern = regexp.MustCompile(`\b(nvidia_gpu|podgauge)_[a-z0-9_]+`)
 // recordedPattern matches names of recorded series.
 var recordedPattern = regexp.MustCompile(`\b(device|gpu|node|namespace)\w*:\w+:\w+`)
 
-func readFile(t *testing.T, name string) string {
-	t.Helper()
-	text, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
 // missingFrom returns the wanted texts that are missing in another list.
 func missingFrom(wanted, list []string) []string {
 	var missing []string
@@ -47,19 +40,44 @@ func missingFrom(wanted, list []string) []string {
 	return missing
 }
 
+// filesOf returns the files of a pattern.
+func filesOf(t *testing.T, pattern string) []string {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no files %s: %v", pattern, err)
+	}
+	return files
+}
+
+// parseExpr parses a query.
+func parseExpr(t *testing.T, text string) parser.Expr {
+	t.Helper()
+	expr, err := promQL.ParseExpr(text)
+	if err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return expr
+}
+
+// nodesOf returns the nodes of a type in an expression, outer nodes first.
+func nodesOf[T parser.Node](expr parser.Expr) (found []T) {
+	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
+		if node, ok := n.(T); ok {
+			found = append(found, node)
+		}
+		return nil
+	})
+	return found
+}
+
 // listedLabelValues returns the label values in docs/reference/metrics.md, by family and label.
 func listedLabelValues(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
-	for line := range strings.Lines(readFile(t, "../../../docs/reference/metrics.md")) {
-		name, _, ok := strings.Cut(strings.TrimPrefix(line, "|`"), "`<br>")
-		if !ok {
-			continue
-		}
-		for _, l := range regexp.MustCompile("`([a-z0-9_]+)`: ([a-z0-9_, ]+)").FindAllStringSubmatch(line, -1) {
-			if l[1] != "link" {
-				all[name+" "+l[1]] = strings.Split(strings.TrimSpace(l[2]), ", ")
-			}
+	for _, f := range documentedFamilies(t) {
+		for label, values := range f.values {
+			all[f.name+" "+label] = values
 		}
 	}
 	if !slices.Contains(all["nvidia_gpu_throttle_active reason"], "hw_power_brake") {
@@ -69,20 +87,14 @@ func listedLabelValues(t *testing.T) map[string][]string {
 }
 
 // unknownAlternatives returns the alternatives of an expression's matchers that are not listed values.
-func unknownAlternatives(all map[string][]string, expr parser.Expr) []string {
-	var wrong []string
-	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
-		s, ok := n.(*parser.VectorSelector)
-		if !ok {
-			return nil
-		}
+func unknownAlternatives(all map[string][]string, expr parser.Expr) (wrong []string) {
+	for _, s := range nodesOf[*parser.VectorSelector](expr) {
 		for _, m := range s.LabelMatchers {
 			if values := all[s.Name+" "+m.Name]; values != nil && m.Value != "" {
 				wrong = append(wrong, missingFrom(strings.Split(m.Value, "|"), values)...)
 			}
 		}
-		return nil
-	})
+	}
 	return wrong
 }
 
@@ -95,10 +107,7 @@ func TestAlerts(t *testing.T) {
 			t.Errorf("duplicate alert %s", r.Alert)
 		}
 		alerts[r.Alert] = r
-		expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expr := parseExpr(t, r.Expr)
 		if _, wrong := all.checkExpr(r.Expr); len(wrong) > 0 {
 			t.Errorf("%s does not match docs/reference/metrics.md: %q", r.Alert, wrong)
 		}
@@ -132,32 +141,41 @@ func TestAlerts(t *testing.T) {
 
 // dropsCluster returns the aggregations and joins of an expression without the label cluster. absent() has no labels.
 func dropsCluster(expr parser.Expr) (drop []string) {
-	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
-		switch e := n.(type) {
-		case *parser.AggregateExpr:
-			if e.Without || !slices.Contains(e.Grouping, "cluster") {
-				drop = append(drop, e.String())
-			}
-		case *parser.BinaryExpr:
-			if e.VectorMatching != nil && e.VectorMatching.On && !slices.Contains(e.VectorMatching.MatchingLabels, "cluster") {
-				drop = append(drop, e.String())
-			}
+	for _, a := range nodesOf[*parser.AggregateExpr](expr) {
+		if a.Without || !slices.Contains(a.Grouping, "cluster") {
+			drop = append(drop, a.String())
 		}
-		return nil
-	})
+	}
+	for _, e := range nodesOf[*parser.BinaryExpr](expr) {
+		if m := e.VectorMatching; m != nil && m.On && !slices.Contains(m.MatchingLabels, "cluster") {
+			drop = append(drop, e.String())
+		}
+	}
 	return drop
 }
 
-// requiredSummaryLabels returns the labels that an alert's summary must contain: the location and the pod.
-func requiredSummaryLabels(expr parser.Expr) []string {
-	var found []string
-	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
-		if a, ok := n.(*parser.AggregateExpr); ok && found == nil {
-			found = a.Grouping
+// joinsClusters returns the joins of an expression without the label cluster.
+func joinsClusters(expr parser.Expr) (wrong []string) {
+	for _, e := range nodesOf[*parser.BinaryExpr](expr) {
+		if m := e.VectorMatching; m != nil && len(m.MatchingLabels) > 0 && !slices.Contains(m.MatchingLabels, "cluster") {
+			wrong = append(wrong, e.String())
 		}
+	}
+	return wrong
+}
+
+// requiredSummaryLabels returns the labels that an alert's summary must contain: the location and the pod.
+func requiredSummaryLabels(expr parser.Expr) (required []string) {
+	aggregations := nodesOf[*parser.AggregateExpr](expr)
+	if len(aggregations) == 0 {
 		return nil
-	})
-	return slices.DeleteFunc(slices.Clone(found), func(l string) bool { return !slices.Contains([]string{"node", "gpu", "namespace", "pod"}, l) })
+	}
+	for _, l := range aggregations[0].Grouping {
+		if slices.Contains([]string{"node", "gpu", "namespace", "pod"}, l) {
+			required = append(required, l)
+		}
+	}
+	return required
 }
 
 func labelsIn(text string) []string {
@@ -171,13 +189,9 @@ func labelsIn(text string) []string {
 // checkRunbooks checks that each alert has a runbook, and each runbook an alert.
 func checkRunbooks(t *testing.T, all familyCatalogue, alerts map[string]rulefmt.Rule) {
 	t.Helper()
-	files, err := filepath.Glob(runbooks + "/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	written := map[string]bool{}
-	for _, file := range files {
-		text := readFile(t, file)
+	for _, file := range filesOf(t, runbooks+"/*.md") {
+		text := testfile.Read(t, file)
 		checkFamiliesExist(t, all, file, text)
 		checkRunbookQueries(t, all, file, text)
 		checkRunbookSets(t, file, text)
@@ -252,11 +266,13 @@ func checkRunbookQueries(t *testing.T, all familyCatalogue, file, text string) {
 // checkRunbookSets checks that a runbook names the flag for each family that the default set lacks.
 func checkRunbookSets(t *testing.T, file, text string) {
 	t.Helper()
-	metrics := readFile(t, "../../../docs/reference/metrics.md")
-	for _, name := range familyPattern.FindAllString(text, -1) {
-		isFull := regexp.MustCompile("(?m)^\\|`" + name + "`<br>.*\\|full\\|$").MatchString(metrics)
-		if isFull && !strings.Contains(text, "`"+name+"` requires `--metrics.set=full`") && !strings.Contains(text, "`--metrics.nvlink-links` adds") {
-			t.Errorf("%s names %s without its flag", file, name)
+	exported := defaultSet(t)
+	for _, f := range documentedFamilies(t) {
+		if exported[f.name] != nil || !regexp.MustCompile(`\b`+f.name+`\b`).MatchString(text) {
+			continue
+		}
+		if !strings.Contains(text, "`"+f.name+"` requires `--metrics.set=full`") && !strings.Contains(text, "`--metrics.nvlink-links` adds") {
+			t.Errorf("%s names %s without its flag", file, f.name)
 		}
 	}
 }
@@ -291,23 +307,21 @@ func checkRunbookDefaults(t *testing.T, file, text string) {
 	}
 }
 
-// defaultSet returns the label values of the default set by family; an empty
-// value stands for all.
+// defaultSet returns the label values of the default set by family; an empty value stands for all.
 func defaultSet(t *testing.T) map[string][]string {
 	t.Helper()
 	exported := map[string][]string{}
-	row := regexp.MustCompile("(?m)^\\|`([a-z0-9_]+)`<br>(?:.*?`[a-z]+`: ([a-z0-9_, ]+))?.*\\|([^|]*)\\|$")
-	for _, cells := range row.FindAllStringSubmatch(readFile(t, "../../../docs/reference/metrics.md"), -1) {
-		name, all := cells[1], strings.Split(cells[2], ", ")
-		for set := range strings.SplitSeq(cells[3], "<br>") {
+	for _, f := range documentedFamilies(t) {
+		listed := slices.Concat(slices.Collect(maps.Values(f.values))...)
+		for _, set := range f.sets {
 			_, values, _ := strings.Cut(set, ": ")
 			excluded, isExcluded := strings.CutPrefix(values, "not ")
 			switch {
 			case set == "full":
 			case isExcluded:
-				exported[name] = slices.DeleteFunc(all, func(value string) bool { return value == excluded })
+				exported[f.name] = slices.DeleteFunc(listed, func(value string) bool { return value == excluded })
 			default:
-				exported[name] = append(exported[name], strings.Split(values, ", ")...)
+				exported[f.name] = append(exported[f.name], strings.Split(values, ", ")...)
 			}
 		}
 	}
@@ -336,7 +350,7 @@ func checkFamiliesExist(t *testing.T, all familyCatalogue, name, text string) {
 // TestXids checks that the alerts on Xids match the classes in docs/reference/xids.md.
 func TestXids(t *testing.T) {
 	classes := map[string]string{} // by Xid
-	for _, x := range regexp.MustCompile("(?m)^\\|(\\d+)\\|[^|]*\\|[^|]*\\|`(\\w+)`\\|").FindAllStringSubmatch(readFile(t, "../../../docs/reference/xids.md"), -1) {
+	for _, x := range regexp.MustCompile("(?m)^\\|(\\d+)\\|[^|]*\\|[^|]*\\|`(\\w+)`\\|").FindAllStringSubmatch(testfile.Read(t, "../../../docs/reference/xids.md"), -1) {
 		classes[x[1]] = x[2]
 	}
 	if len(classes) < 80 {
@@ -344,20 +358,13 @@ func TestXids(t *testing.T) {
 	}
 	matchers := map[string][]*labels.Matcher{} // of counted Xids or reasons, by alert
 	for _, r := range alertRules(t) {
-		expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
-			if s, ok := n.(*parser.VectorSelector); ok {
-				for _, m := range s.LabelMatchers {
-					if counted := r.Alert != "PodgaugeXidStorm" || s.Name == "nvidia_gpu_xid_errors_total"; counted && (m.Name == "xid" || m.Name == "reason") {
-						matchers[r.Alert] = append(matchers[r.Alert], m)
-					}
+		for _, s := range nodesOf[*parser.VectorSelector](parseExpr(t, r.Expr)) {
+			for _, m := range s.LabelMatchers {
+				if counted := r.Alert != "PodgaugeXidStorm" || s.Name == "nvidia_gpu_xid_errors_total"; counted && (m.Name == "xid" || m.Name == "reason") {
+					matchers[r.Alert] = append(matchers[r.Alert], m)
 				}
 			}
-			return nil
-		})
+		}
 	}
 	matches := func(alert, value string) bool {
 		return slices.ContainsFunc(matchers[alert], func(m *labels.Matcher) bool { return m.Matches(value) })

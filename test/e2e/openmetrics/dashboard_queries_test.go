@@ -1,9 +1,8 @@
 package openmetrics
 
 import (
-	"encoding/json"
+	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -12,10 +11,8 @@ import (
 
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
-	"github.com/prometheus/prometheus/promql"
-	"github.com/prometheus/prometheus/promql/parser"
-	"github.com/prometheus/prometheus/storage"
-	"github.com/prometheus/prometheus/tsdb/chunks"
+
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // expectedEmpty are the panels with queries without series for the golden files' nodes, with the reason.
@@ -35,31 +32,16 @@ var expectedEmpty = map[string]string{
 // TestDashboardQueries runs the dashboards' queries with Prometheus' engine on a fleet with a node for each golden file. It finds
 // ambiguous joins and queries without series.
 func TestDashboardQueries(t *testing.T) {
-	engine := steadyEngine()
-	nodes := recordedFleet(t, engine, "*")
-	files, err := filepath.Glob("../../../dashboards/*.json")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no dashboards: %v", err)
-	}
+	nodes := recordedFleet(t, "*")
 	empty := map[string]int{}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var b dashboardModel
-		if err := json.Unmarshal(text, &b); err != nil {
-			t.Fatal(err)
-		}
-		for _, p := range b.Panels {
-			for _, q := range p.Targets {
-				if len(nodes.query(t, engine, selectAll.Replace(q.Expr), steadyDuration)) > 0 {
-					continue
-				}
-				empty[p.Title]++
-				if expectedEmpty[p.Title] == "" {
-					t.Errorf("%s: %s: no series: %s", filepath.Base(file), p.Title, q.Expr)
-				}
+	for name, b := range readDashboards(t) {
+		for _, q := range b.targets() {
+			if len(nodes.query(t, selectAll.Replace(q.Expr), steadyDuration)) > 0 {
+				continue
+			}
+			empty[q.title]++
+			if expectedEmpty[q.title] == "" {
+				t.Errorf("%s: %s: no series: %s", name, q.title, q.Expr)
 			}
 		}
 	}
@@ -121,28 +103,17 @@ var fleetValues = []struct {
 
 // TestFleetValues checks values of the Fleet dashboard.
 func TestFleetValues(t *testing.T) {
-	engine := steadyEngine()
-	text, err := os.ReadFile("../../../dashboards/fleet.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var b dashboardModel
-	if err := json.Unmarshal(text, &b); err != nil {
-		t.Fatal(err)
-	}
 	exprs := map[string]string{}
-	for _, p := range b.Panels {
-		for _, q := range p.Targets {
-			exprs[p.Title+q.RefID] = q.Expr
-		}
+	for _, q := range readDashboards(t)["fleet"].targets() {
+		exprs[q.title+q.RefID] = q.Expr
 	}
-	fleets := map[string]recordedSeries{}
+	fleets := map[string]*history{}
 	for _, want := range fleetValues {
 		if fleets[want.node] == nil {
-			fleets[want.node] = recordedFleet(t, engine, want.node)
+			fleets[want.node] = recordedFleet(t, want.node)
 		}
 		got := math.NaN()
-		for _, sample := range fleets[want.node].samples(t, engine, selectAll.Replace(exprs[want.panel+want.query]), steadyDuration) {
+		for _, sample := range fleets[want.node].query(t, selectAll.Replace(exprs[want.panel+want.query]), steadyDuration) {
 			if sample.Metric.String() == want.labels {
 				got = sample.F
 			}
@@ -157,7 +128,6 @@ func TestFleetValues(t *testing.T) {
 // series.
 func TestRecordingRulesCount(t *testing.T) {
 	nodes := loadFleet(t, "*")
-	engine := steadyEngine()
 	const withInfo = ` and on (node) nvidia_gpu_info` // some golden files have few families
 	each := map[string]string{
 		"node:podgauge_nvml_up:min":                             `podgauge_nvml_up`,
@@ -172,7 +142,7 @@ func TestRecordingRulesCount(t *testing.T) {
 	for _, r := range recordingRules(t) {
 		if want := each[r.Record]; want != "" {
 			delete(each, r.Record)
-			if len(nodes.query(t, engine, `abs(sum((`+r.Expr+`)`+withInfo+`) - sum((`+want+`)`+withInfo+`)) < 1e-6`, steadyDuration)) == 0 {
+			if len(nodes.query(t, `abs(sum((`+r.Expr+`)`+withInfo+`) - sum((`+want+`)`+withInfo+`)) < 1e-6`, steadyDuration)) == 0 {
 				t.Errorf("sum of %s differs from the sum of %s", r.Record, want)
 			}
 		}
@@ -185,93 +155,84 @@ func TestRecordingRulesCount(t *testing.T) {
 // steadyDuration is the duration of the fleet's constant series.
 const steadyDuration = 40 * time.Minute
 
-func steadyEngine() *promql.Engine {
-	return promql.NewEngine(promql.EngineOpts{
-		MaxSamples: 1e7, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, EnableAtModifier: true, Parser: parser.NewParser(parser.Options{}),
-	})
-}
-
 // selectAll expands the variables of a query with All.
 var selectAll = strings.NewReplacer("$__range", "30m", "$__rate_interval", "5m", "$__interval", "30m", "$price_per_kwh", "0.3",
 	"$price_per_gpu_hour", "2", "$cluster", ".*", "$node_pods", ".*", `="$node"`, `=~".*"`, "$node", ".*", "$gpu", ".*", "$namespace", ".+",
 	"$pod", ".+", "$container", ".+")
 
 // recordedFleet returns the series of a fleet and its recorded series. Recorded energy is 600 W, as the golden files' energy is constant.
-func recordedFleet(t *testing.T, engine *promql.Engine, names string) recordedSeries {
+func recordedFleet(t *testing.T, names string) *history {
 	t.Helper()
 	nodes := loadFleet(t, names)
 	for _, r := range recordingRules(t) {
-		for _, sample := range nodes.samples(t, engine, r.Expr, steadyDuration) {
+		for _, sample := range nodes.query(t, r.Expr, steadyDuration) {
 			if strings.Contains(r.Record, "energy_joules") {
 				sample.F = 600
 			}
-			nodes.addConstant(labels.NewBuilder(sample.Metric).Set(model.MetricNameLabel, r.Record).Labels(), sample.F)
+			nodes.addConstant(t, labels.NewBuilder(sample.Metric).Set(model.MetricNameLabel, r.Record).Labels(), sample.F)
 		}
 	}
 	return nodes
 }
 
 // addConstant adds a series with a constant value, with a sample per minute.
-func (s *recordedSeries) addConstant(metric labels.Labels, value float64) {
-	var points []chunks.Sample
-	for at := time.Duration(0); at <= steadyDuration; at += time.Minute {
-		points = append(points, floatPoint{at: at.Milliseconds(), value: value})
-	}
-	*s = append(*s, storage.NewListSeries(metric, points))
+func (h *history) addConstant(t *testing.T, metric labels.Labels, value float64) {
+	t.Helper()
+	h.add(t, metric.String(), fmt.Sprintf("%gx%d", value, steadyDuration/time.Minute), time.Minute)
 }
 
 // excludedFamilies are families that the golden files omit, because their values differ between runs.
 var excludedFamilies = []string{"podgauge_build_info", "podgauge_events_up", "podgauge_series", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 
 // loadFleet returns the series of a node for each golden file of a pattern, and some series of kube-state-metrics.
-func loadFleet(t *testing.T, names string) recordedSeries {
+func loadFleet(t *testing.T, names string) *history {
 	t.Helper()
-	files, err := filepath.Glob("../../../internal/app/testdata/" + names + ".prom")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no golden files: %v", err)
-	}
-	promQL := parser.NewParser(parser.Options{})
-	var nodes recordedSeries
+	nodes := newHistory()
 	failed := map[string]bool{}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, file := range filesOf(t, goldenDir+names+".prom") {
 		node := strings.TrimSuffix(filepath.Base(file), ".prom")
-		target := func(metric labels.Labels) *labels.Builder {
-			return labels.NewBuilder(metric).Set("node", node).Set("instance", node).Set("job", "podgauge")
+		target := func(metric labels.Labels) labels.Labels {
+			return labels.NewBuilder(metric).Set("node", node).Set("instance", node).Set("job", "podgauge").Labels()
 		}
 		for _, name := range excludedFamilies {
-			if strings.Contains(string(text), "\n"+name+" ") { // series_limit.prom
-				continue
+			if !strings.Contains(testfile.Read(t, file), "\n"+name+" ") { // as in series_limit.prom
+				nodes.addConstant(t, target(labels.FromStrings(model.MetricNameLabel, name)), 1)
 			}
-			nodes.addConstant(target(labels.FromStrings(model.MetricNameLabel, name)).Labels(), 1)
 		}
-		for line := range strings.Lines(string(text)) {
-			end := strings.LastIndex(line, " ")
-			if strings.HasPrefix(line, "#") || end < 0 {
-				continue
-			}
-			metric, err := promQL.ParseMetric(line[:end])
-			if err != nil {
-				t.Fatalf("%s: %s: %v", file, line, err)
-			}
-			value, err := strconv.ParseFloat(strings.TrimSpace(line[end:]), 64)
-			if err != nil {
-				t.Fatalf("%s: %s: %v", file, line, err)
-			}
-			nodes.addConstant(target(metric).Labels(), value)
+		eachGoldenSeries(t, node, func(metric labels.Labels, value float64) {
+			nodes.addConstant(t, target(metric), value)
 			if pod := metric.Get("namespace") + "/" + metric.Get("pod"); metric.Get("pod") != "" && !failed[pod] {
 				failed[pod] = true
-				nodes.addConstant(labels.FromStrings(model.MetricNameLabel, "kube_pod_status_phase",
+				nodes.addConstant(t, labels.FromStrings(model.MetricNameLabel, "kube_pod_status_phase",
 					"namespace", metric.Get("namespace"), "pod", metric.Get("pod"), "phase", "Failed"), 1)
 			}
-		}
+		})
 	}
 	pendingPod := []string{"namespace", "research", "pod", "waiting"}
-	nodes.addConstant(labels.FromStrings(append(pendingPod, model.MetricNameLabel, "kube_pod_status_unschedulable")...), 1)
-	nodes.addConstant(labels.FromStrings(append(pendingPod, model.MetricNameLabel, "kube_pod_container_resource_requests",
+	nodes.addConstant(t, labels.FromStrings(append(pendingPod, model.MetricNameLabel, "kube_pod_status_unschedulable")...), 1)
+	nodes.addConstant(t, labels.FromStrings(append(pendingPod, model.MetricNameLabel, "kube_pod_container_resource_requests",
 		"container", "main", "resource", "nvidia_com_gpu", "unit", "integer")...), 4)
 	return nodes
+}
+
+const goldenDir = "../../../internal/app/testdata/"
+
+// eachGoldenSeries calls a function for each series of a golden file.
+func eachGoldenSeries(t *testing.T, name string, call func(metric labels.Labels, value float64)) {
+	t.Helper()
+	for line := range strings.Lines(testfile.Read(t, goldenDir+name+".prom")) {
+		end := strings.LastIndex(line, " ")
+		if strings.HasPrefix(line, "#") || end < 0 {
+			continue
+		}
+		metric, err := promQL.ParseMetric(line[:end])
+		if err != nil {
+			t.Fatalf("%s: %s: %v", name, line, err)
+		}
+		value, err := strconv.ParseFloat(strings.TrimSpace(line[end:]), 64)
+		if err != nil {
+			t.Fatalf("%s: %s: %v", name, line, err)
+		}
+		call(metric, value)
+	}
 }

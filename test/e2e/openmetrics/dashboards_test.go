@@ -2,18 +2,16 @@ package openmetrics
 
 import (
 	"encoding/json"
-	"log/slog"
 	"maps"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/rulefmt"
-	"github.com/prometheus/prometheus/promql/parser"
+
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // dashboardModel has the queries, variables and table columns of a dashboard's file.
@@ -56,48 +54,55 @@ type panelTransform struct {
 	} `json:"options"`
 }
 
-// TestRecordingRules checks that each rule is valid, uses existing families, keeps the label cluster, and has the labels in its name.
+// readDashboards returns the dashboards by name.
+func readDashboards(t *testing.T) map[string]dashboardModel {
+	t.Helper()
+	all := map[string]dashboardModel{}
+	for _, file := range filesOf(t, "../../../dashboards/*.json") {
+		var b dashboardModel
+		if err := json.Unmarshal([]byte(testfile.Read(t, file)), &b); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		all[strings.TrimSuffix(filepath.Base(file), ".json")] = b
+	}
+	return all
+}
+
+// panelTarget is a query of a panel.
+type panelTarget struct {
+	panelQueryTarget
+	title string
+}
+
+// targets returns the queries of all panels.
+func (b dashboardModel) targets() (all []panelTarget) {
+	for _, p := range b.Panels {
+		for _, q := range p.Targets {
+			all = append(all, panelTarget{q, p.Title})
+		}
+	}
+	return all
+}
+
+// TestRecordingRules checks that each rule is valid, uses existing families, keeps the label cluster, and has the labels in its name, or
+// those of serviceSeries.
 func TestRecordingRules(t *testing.T) {
+	families := readCatalogue(t)
+	check := func(r rulefmt.Rule, labels []string) {
+		known, wrong := families.checkExpr(r.Expr)
+		if got := slices.Sorted(maps.Keys(known)); !slices.Equal(got, labels) {
+			t.Errorf("labels of %s: got %s, want %s", r.Record, got, labels)
+		}
+		for _, problem := range append(wrong, dropsCluster(parseExpr(t, r.Expr))...) {
+			t.Errorf("%s: %s", r.Record, problem)
+		}
+	}
 	for _, r := range recordingRules(t) {
-		a := exprChecker{familyCatalogue: readCatalogue(t)}
-		a.labels(parseRecording(t, r))
-		if got, want := slices.Sorted(maps.Keys(recordedLabels(t, r))), levelLabels(r.Record); !slices.Equal(got, want) {
-			t.Errorf("labels of %s: got %s, want %s", r.Record, got, want)
-		}
-		for _, wrong := range append(a.wrong, dropsCluster(parseRecording(t, r))...) {
-			t.Errorf("%s: %s", r.Record, wrong)
-		}
+		check(r, levelLabels(r.Record))
 	}
-}
-
-// TestServiceRules checks that the recording rules of the alerts are valid, keep the label cluster, and have the labels of serviceSeries.
-func TestServiceRules(t *testing.T) {
 	for _, r := range serviceRules(t) {
-		a := exprChecker{familyCatalogue: readCatalogue(t)}
-		got := slices.Sorted(maps.Keys(a.labels(parseRecording(t, r))))
-		if want := slices.Sorted(slices.Values(slices.Concat([]string{"cluster", "node"}, serviceSeries[r.Record]))); !slices.Equal(got, want) {
-			t.Errorf("labels of %s: got %s, want %s", r.Record, got, want)
-		}
-		for _, wrong := range append(a.wrong, dropsCluster(parseRecording(t, r))...) {
-			t.Errorf("%s: %s", r.Record, wrong)
-		}
+		check(r, slices.Sorted(slices.Values(slices.Concat([]string{"cluster", "node"}, serviceSeries[r.Record]))))
 	}
-}
-
-func parseRecording(t *testing.T, r rulefmt.Rule) parser.Expr {
-	t.Helper()
-	expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)
-	if err != nil {
-		t.Fatalf("%s: %v", r.Record, err)
-	}
-	return expr
-}
-
-// recordedLabels returns the labels of a recorded series.
-func recordedLabels(t *testing.T, r rulefmt.Rule) labelValuesByName {
-	t.Helper()
-	a := exprChecker{familyCatalogue: readCatalogue(t)}
-	return a.labels(parseRecording(t, r))
 }
 
 // levelLabels returns the labels in the first part of a name. The words device and container stand for several labels.
@@ -109,50 +114,18 @@ func levelLabels(record string) []string {
 	return found
 }
 
-func recordingRules(t *testing.T) (all []rulefmt.Rule) {
-	t.Helper()
-	groups, errs := rulefmt.ParseFile("../../../deploy/rules/podgauge.recording.yaml", false, model.UTF8Validation,
-		parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
-	if len(errs) > 0 {
-		t.Fatal(errs)
-	}
-	for _, g := range groups.Groups {
-		all = append(all, g.Rules...)
-	}
-	if len(all) == 0 {
-		t.Fatal("no recording rules")
-	}
-	return all
-}
-
 // TestDashboards checks that each query of each dashboard is valid PromQL over existing families and labels, that legends and columns
 // name labels of the results, and that links are valid.
 func TestDashboards(t *testing.T) {
-	files, err := filepath.Glob("../../../dashboards/*.json")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no dashboards: %v", err)
-	}
 	families := readCatalogue(t)
 	for _, r := range recordingRules(t) {
-		families[r.Record] = recordedLabels(t, r)
+		families[r.Record], _ = families.checkExpr(r.Expr)
 	}
-	var all []dashboardModel
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
+	all := readDashboards(t)
+	for name, b := range all {
+		for _, wrong := range append(families.checkDashboard(b), b.mixedSources(name == "fleet")...) {
+			t.Errorf("%s: %s", name, wrong)
 		}
-		var b dashboardModel
-		if err := json.Unmarshal(text, &b); err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
-		for _, wrong := range families.checkDashboard(b) {
-			t.Errorf("%s: %s", filepath.Base(file), wrong)
-		}
-		for _, wrong := range b.mixedSources(filepath.Base(file) == "fleet.json") {
-			t.Errorf("%s: %s", filepath.Base(file), wrong)
-		}
-		all = append(all, b)
 	}
 	for _, wrong := range brokenLinks(all) {
 		t.Error(wrong)
@@ -163,34 +136,21 @@ func TestDashboards(t *testing.T) {
 func TestExprErrors(t *testing.T) {
 	families := readCatalogue(t)
 	for expr, want := range map[string]string{
-		`nvidia_gpu_power`:                                                            "unknown family nvidia_gpu_power",
-		`nvidia_gpu_power_watts{tenant="a"}`:                                          "nvidia_gpu_power_watts has no label tenant",
-		`nvidia_gpu_power_limit_watts{type="enforce"}`:                                "never has",
-		`sum by (model) (nvidia_gpu_power_watts)`:                                     "unknown label model",
-		`nvidia_gpu_allocation_info{gpu="0"}`:                                         "has no label gpu",
-		`nvidia_gpu_power_watts * on (uuid) group_left (models) nvidia_gpu_info`:      "unknown label models",
-		`max by (uuid) (nvidia_gpu_up) / max by (node) (nvidia_gpu_up)`:               "the sides have different labels",
-		`nvidia_gpu_healthy and on (reason) nvidia_gpu_unhealthy_info`:                "unknown label reason",
-		`histogram_quantile(0.9, rate(podgauge_plugin_request_duration_seconds[5m]))`: "unknown label le",
-		`rate(nvidia_gpu_energy_joules_total)`:                                        "expected type",
+		`nvidia_gpu_power`: "unknown family nvidia_gpu_power",
+		`nvidia_gpu_power_limit_watts{type="enforce"}`:                           "never has",
+		`sum by (model) (nvidia_gpu_power_watts)`:                                "unknown label model",
+		`nvidia_gpu_power_watts * on (uuid) group_left (models) nvidia_gpu_info`: "unknown label models",
+		`max by (uuid) (nvidia_gpu_up) / max by (node) (nvidia_gpu_up)`:          "the sides have different labels",
 	} {
-		if _, wrong := families.checkExpr(expr); len(wrong) == 0 || !strings.Contains(strings.Join(wrong, ";"), want) {
+		if _, wrong := families.checkExpr(expr); !strings.Contains(strings.Join(wrong, ";"), want) {
 			t.Errorf("%s: got errors %q, want %q", expr, wrong, want)
-		}
-	}
-	for _, expr := range []string{
-		`rate(podgauge_plugin_request_duration_seconds_bucket{method="Allocate"}[5m])`,
-		`count by (model) (nvidia_gpu_info{mig_uuid=""}) or vector(0)`,
-	} {
-		if _, wrong := families.checkExpr(expr); len(wrong) > 0 {
-			t.Errorf("%s: got errors %q, want none", expr, wrong)
 		}
 	}
 }
 
 // checkExpr returns the labels of an expression's result, and the errors of the expression.
 func (c familyCatalogue) checkExpr(expr string) (labelValuesByName, []string) {
-	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(expr)
+	parsed, err := promQL.ParseExpr(expr)
 	if err != nil {
 		return nil, []string{expr + ": " + err.Error()}
 	}
@@ -198,30 +158,12 @@ func (c familyCatalogue) checkExpr(expr string) (labelValuesByName, []string) {
 	return a.labels(parsed), a.wrong
 }
 
-// joinsClusters returns the joins of an expression without the label cluster.
-func joinsClusters(text string) (wrong []string) {
-	expr, err := parser.NewParser(parser.Options{}).ParseExpr(text)
-	if err != nil {
-		return nil
-	}
-	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
-		e, ok := n.(*parser.BinaryExpr)
-		if ok && e.VectorMatching != nil && len(e.VectorMatching.MatchingLabels) > 0 && !slices.Contains(e.VectorMatching.MatchingLabels, "cluster") {
-			wrong = append(wrong, e.String())
-		}
-		return nil
-	})
-	return wrong
-}
-
 // mixedSources returns the queries that read raw series in a dashboard with recorded series, or recorded series in another dashboard.
 func (b dashboardModel) mixedSources(recorded bool) (wrong []string) {
 	recordPattern := regexp.MustCompile(`\w:\w`)
-	for _, p := range b.Panels {
-		for _, q := range p.Targets {
-			if recordPattern.MatchString(q.Expr) != recorded || recorded && rawFamilyPattern.MatchString(q.Expr) {
-				wrong = append(wrong, p.Title+": "+q.Expr+": unexpected raw or recorded series")
-			}
+	for _, q := range b.targets() {
+		if recordPattern.MatchString(q.Expr) != recorded || recorded && rawFamilyPattern.MatchString(q.Expr) {
+			wrong = append(wrong, q.title+": "+q.Expr+": unexpected raw or recorded series")
 		}
 	}
 	return wrong
@@ -251,8 +193,10 @@ func (c familyCatalogue) checkDashboard(b dashboardModel) (wrong []string) {
 			}
 			return value
 		})
-		for _, without := range joinsClusters(expr) {
-			wrong = append(wrong, location+": join across clusters: "+without)
+		if parsed, err := promQL.ParseExpr(expr); err == nil {
+			for _, without := range joinsClusters(parsed) {
+				wrong = append(wrong, location+": join across clusters: "+without)
+			}
 		}
 		known, errs := c.checkExpr(expr)
 		for _, err := range errs {
@@ -322,7 +266,7 @@ var (
 )
 
 // brokenLinks returns errors for links to unknown dashboards or variables, or with unknown columns.
-func brokenLinks(all []dashboardModel) (wrong []string) {
+func brokenLinks(all map[string]dashboardModel) (wrong []string) {
 	variables := map[string][]string{}
 	for _, b := range all {
 		for _, v := range b.Templating.List {

@@ -2,8 +2,6 @@ package openmetrics
 
 import (
 	"maps"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,6 +10,8 @@ import (
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
+
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // familyCatalogue has the labels and label values of all families.
@@ -52,13 +52,49 @@ var serviceSeries = map[string][]string{
 	"gpu_model:podgauge_nvlink_links_expected:max7d": {"uuid", "model"},
 }
 
+// documentedFamily is a row of docs/reference/metrics.md.
+type documentedFamily struct {
+	name, kind string
+	labels     []string
+	values     map[string][]string // listed values by label
+	sets       []string            // "default", "minimal: uncorrected"
+	isReading  bool                // of a device, with a kind that names the owner labels
+}
+
+var (
+	documentedLabel  = regexp.MustCompile("`([a-z_]+)`")
+	documentedValues = regexp.MustCompile("`([a-z0-9_]+)`: ([a-z0-9_, ]+)")
+)
+
+func documentedFamilies(t *testing.T) (all []documentedFamily) {
+	t.Helper()
+	text := testfile.Read(t, "../../../docs/reference/metrics.md")
+	others := strings.Index(text, "\n## Health\n")
+	for _, row := range regexp.MustCompile("(?m)^\\|`([a-z0-9_]+)`<br>.*\\|$").FindAllStringSubmatchIndex(text, -1) {
+		cells := strings.Split(text[row[0]:row[1]], "|")
+		f := documentedFamily{
+			name: text[row[2]:row[3]], kind: cells[2], values: map[string][]string{}, sets: strings.Split(cells[len(cells)-2], "<br>"),
+			isReading: row[0] < others,
+		}
+		for _, l := range documentedLabel.FindAllStringSubmatch(cells[3], -1) {
+			f.labels = append(f.labels, l[1])
+		}
+		for _, l := range documentedValues.FindAllStringSubmatch(cells[3], -1) {
+			if l[1] != "link" {
+				f.values[l[1]] = strings.Split(strings.TrimSpace(l[2]), ", ")
+			}
+		}
+		all = append(all, f)
+	}
+	if len(all) < 150 {
+		t.Fatalf("docs/reference/metrics.md: got %d families, want at least 150", len(all))
+	}
+	return all
+}
+
 // readCatalogue returns the families and labels of docs/reference/metrics.md, and the labels and values in the golden files.
 func readCatalogue(t *testing.T) familyCatalogue {
 	t.Helper()
-	page, err := os.ReadFile("../../../docs/reference/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	all := familyCatalogue{}
 	for name, labelNames := range externalFamilies {
 		all.add(name, labelNames...)
@@ -69,17 +105,12 @@ func readCatalogue(t *testing.T) familyCatalogue {
 			all[name][l] = nil
 		}
 	}
-	label := regexp.MustCompile("`([a-z_]+)`")
-	for _, row := range regexp.MustCompile("(?m)^\\|`([a-z0-9_]+)`<br>[^|]*\\|([a-z-]+)\\|([^|]*)\\|").FindAllStringSubmatch(string(page), -1) {
-		var labelNames []string
-		for _, l := range label.FindAllStringSubmatch(row[3], -1) {
-			labelNames = append(labelNames, l[1])
-		}
-		all.add(row[1], labelNames...)
-		if row[2] == "histogram" {
-			all.add(row[1]+"_sum", labelNames...)
-			all.add(row[1]+"_count", labelNames...)
-			all.add(row[1]+"_bucket", append(labelNames, "le")...)
+	for _, f := range documentedFamilies(t) {
+		all.add(f.name, f.labels...)
+		if f.kind == "histogram" {
+			all.add(f.name+"_sum", f.labels...)
+			all.add(f.name+"_count", f.labels...)
+			all.add(f.name+"_bucket", append(f.labels, "le")...)
 		}
 	}
 	all.addFromGoldens(t)
@@ -99,16 +130,8 @@ func (c familyCatalogue) add(name string, labelNames ...string) {
 // addFromGoldens adds labels and their values from the golden files.
 func (c familyCatalogue) addFromGoldens(t *testing.T) {
 	t.Helper()
-	files, err := filepath.Glob("../../../internal/app/testdata/*.prom")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no golden files: %v", err)
-	}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(text)) {
+	for _, file := range filesOf(t, goldenDir+"*.prom") {
+		for line := range strings.Lines(testfile.Read(t, file)) {
 			name, _, hasLabels := strings.Cut(line, "{")
 			values := c[name]
 			if !hasLabels || values == nil {

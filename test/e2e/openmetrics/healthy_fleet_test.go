@@ -2,18 +2,13 @@ package openmetrics
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
-	"github.com/prometheus/prometheus/promql"
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
@@ -22,157 +17,90 @@ const (
 	fleetInterval = 2 * time.Minute
 	fleetDuration = 150 * time.Minute // longer than any "for", except that of PodgaugeVersionSkew
 	fleetPodLife  = 20 * time.Minute
+	fleetSteps    = int(fleetDuration/fleetInterval) + 1 // scrapes
 )
 
-// fleetSteps is the number of scrapes.
-const fleetSteps = int(fleetDuration/fleetInterval) + 1
+// fleetSeries is a series in promtool's notation.
+type fleetSeries struct{ name, labels, values string }
 
 // TestHealthyFleetRaisesNoAlert checks that no alert fires for a busy healthy fleet. GPUs are at full load: power-capped, with
 // preallocated memory, or with warm inference models. Pods run for 20 minutes, applications cause Xids, and links have single errors. A
-// rollout of podgauge restarts one pod after another. With make dashboards-check, promtool evaluates the same series.
+// rollout of podgauge restarts one pod after another.
 func TestHealthyFleetRaisesNoAlert(t *testing.T) {
-	fleet := healthyFleet(t)
-	promQL := parser.NewParser(parser.Options{})
-	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e7, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, Parser: promQL})
-	families := map[string]recordedSeries{}
-	for _, s := range fleet {
-		name, _, _ := strings.Cut(s, "{")
-		family := families[name]
-		family.record(t, promQL, s, fleetInterval)
-		families[name] = family
+	selected := map[string][]*parser.VectorSelector{}
+	for _, rule := range append(serviceRules(t), alertRules(t)...) {
+		for _, selector := range selectors(t, rule.Expr) {
+			selected[selector.Name] = append(selected[selector.Name], selector)
+		}
 	}
-	var recorded recordedSeries
+	h, exported := newHistory(), map[string]bool{}
+	eachFleetSeries(t, func(s fleetSeries) {
+		if len(selected[s.name]) > 0 {
+			h.add(t, s.name+s.labels, s.values, fleetInterval)
+			exported[s.name] = true
+		}
+	})
 	for _, rule := range serviceRules(t) {
-		for _, selector := range selectors(t, rule.Expr) {
-			recorded = append(recorded, families[selector.Name]...)
-			delete(families, selector.Name)
+		exported[rule.Record] = true
+	}
+	for name := range selected {
+		if !exported[name] && !slices.Contains(faultFamilies, name) {
+			t.Errorf("the fleet lacks %s", name)
 		}
 	}
-	recorded.evaluateRecordings(t, engine, serviceRules(t), fleetInterval, fleetDuration)
-	for _, series := range recorded {
-		name := series.Labels().Get(model.MetricNameLabel)
-		families[name] = append(families[name], series)
-	}
-	for _, rule := range alertRules(t) {
-		var recorded recordedSeries
-		for _, selector := range selectors(t, rule.Expr) {
-			recorded = append(recorded, families[selector.Name]...)
-			if len(families[selector.Name]) == 0 && !slices.Contains(faultFamilies, selector.Name) {
-				t.Errorf("%s: the fleet lacks %s", rule.Alert, selector.Name)
-			}
+	for step, firing := range h.evaluate(t, append(serviceRules(t), alertRules(t)...), fleetInterval, fleetDuration) {
+		for _, a := range firing {
+			t.Errorf("after %s: %s fires", time.Duration(step)*fleetInterval, a)
 		}
-		for step, firing := range recorded.evaluate(t, engine, rule, fleetInterval, fleetDuration) {
-			for _, labels := range firing {
-				t.Errorf("%s fires after %s: %s", rule.Alert, time.Duration(step)*fleetInterval, labels)
-			}
-		}
-	}
-	if os.Getenv("PODGAUGE_PROMTOOL") == "" {
-		t.Log("not evaluated with promtool: run make dashboards-check")
-		return
-	}
-	promtool := exec.CommandContext(t.Context(), "promtool", "test", "rules", writeFleetRuleTest(t, fleet))
-	if output, err := promtool.CombinedOutput(); err != nil {
-		t.Errorf("promtool: %v\n%.4000s", err, output)
 	}
 }
 
 // faultFamilies are families that a healthy fleet lacks.
 var faultFamilies = []string{
 	"nvidia_gpu_unhealthy_info", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds", "nvidia_gpu_unallocatable_info", "kube_node_info",
-	"node:podgauge_out_of_service:max30d", "node:podgauge_gpus_failed:count",
 }
 
 // selectors returns a selector of an expression for each family.
 func selectors(t *testing.T, text string) (all []*parser.VectorSelector) {
 	t.Helper()
-	expr, err := parser.NewParser(parser.Options{}).ParseExpr(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
-		if s, ok := n.(*parser.VectorSelector); ok && !slices.ContainsFunc(all, func(known *parser.VectorSelector) bool { return known.Name == s.Name }) {
+	for _, s := range nodesOf[*parser.VectorSelector](parseExpr(t, text)) {
+		if !slices.ContainsFunc(all, func(known *parser.VectorSelector) bool { return known.Name == s.Name }) {
 			all = append(all, s)
 		}
-		return nil
-	})
+	}
 	return all
 }
 
-// writeFleetRuleTest writes a file for `promtool test rules` that expects no alert at several times.
-func writeFleetRuleTest(t *testing.T, fleet []string) (file string) {
+// eachFleetSeries calls a function for each series of the fleet. The nodes' series derive from golden files.
+func eachFleetSeries(t *testing.T, add func(s fleetSeries)) {
 	t.Helper()
-	rules, err := filepath.Abs(rulesFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var text strings.Builder
-	fmt.Fprintf(&text, "rule_files: [%q]\nevaluation_interval: %s\ntests:\n  - interval: %s\n    input_series:\n", rules, model.Duration(fleetInterval), model.Duration(fleetInterval))
-	for _, s := range fleet {
-		series, values, _ := strings.Cut(s, "} ")
-		fmt.Fprintf(&text, "      - series: '%s}'\n        values: %s\n", series, values)
-	}
-	text.WriteString("    alert_rule_test:\n")
-	for _, rule := range alertRules(t) {
-		for _, at := range []time.Duration{fleetDuration / 3, fleetDuration * 2 / 3, fleetDuration} {
-			fmt.Fprintf(&text, "      - {eval_time: %s, alertname: %s, exp_alerts: []}\n", model.Duration(at), rule.Alert)
-		}
-	}
-	file = filepath.Join(t.TempDir(), "fleet_test.yaml")
-	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return file
-}
-
-// healthyFleet returns the series of the fleet that alerts select, in promtool's notation. The nodes' series derive from golden files.
-func healthyFleet(t *testing.T) (fleet []string) {
-	t.Helper()
-	promQL := parser.NewParser(parser.Options{})
-	selected := map[string][]*parser.VectorSelector{}
-	for _, rule := range parseRules(t, readFile(t, rulesFile)) {
-		for _, selector := range selectors(t, rule.Expr) {
-			selected[selector.Name] = append(selected[selector.Name], selector)
-		}
-	}
 	for number := range fleetNodes {
-		n := fleetNode{number: number, cluster: []string{"east", "west"}[number%2], name: fmt.Sprintf("node-%d", number/2)}
+		n := fleetNode{number, []string{"east", "west"}[number%2], fmt.Sprintf("node-%d", number/2)}
 		// Three of five nodes have H100s, the others MIG devices of A100s, or B200s.
 		golden := []string{"h100", "h100", "h100", "a100_mig", "b200_nvl"}[number%5]
-		for line := range strings.Lines(readFile(t, "../../../internal/app/testdata/"+golden+".prom")) {
-			end := strings.LastIndex(line, " ")
-			if strings.HasPrefix(line, "#") || end < 0 {
-				continue
-			}
-			metric, err := promQL.ParseMetric(line[:end])
-			if err != nil {
-				t.Fatal(err)
-			}
-			value, err := strconv.ParseFloat(strings.TrimSpace(line[end:]), 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if metric.Get(model.MetricNameLabel) == "nvidia_gpu_unallocatable_info" { // a GPU without MIG devices is not healthy
-				continue
-			}
-			if slices.ContainsFunc(selected[metric.Get(model.MetricNameLabel)], func(s *parser.VectorSelector) bool {
-				return !slices.ContainsFunc(s.LabelMatchers, func(m *labels.Matcher) bool { return !m.Matches(metric.Get(m.Name)) })
-			}) {
-				fleet = append(fleet, n.series(metric, value)...)
-			}
+		replaced := map[string]bool{"nvidia_gpu_unallocatable_info": true} // a GPU without MIG devices is not healthy
+		own := n.ownSeries()
+		for _, s := range own {
+			replaced[s.name] = true
+			add(s)
 		}
-		fleet = append(fleet, n.ownSeries()...)
+		eachGoldenSeries(t, golden, func(metric labels.Labels, value float64) {
+			if !replaced[metric.Get(model.MetricNameLabel)] {
+				for _, s := range n.series(metric, value) {
+					add(s)
+				}
+			}
+		})
 	}
 	for _, cluster := range []string{"east", "west"} {
-		set := fmt.Sprintf(`{cluster=%q,namespace="gpu",daemonset="podgauge"} `, cluster)
-		pods := fleetNodes / 2
-		fleet = append(fleet,
-			fmt.Sprintf("kube_daemonset_status_desired_number_scheduled%s%dx%d", set, pods, fleetSteps),
-			fmt.Sprintf("kube_daemonset_status_number_ready%s%dx%d", set, pods-1, fleetSteps),
-			fmt.Sprintf("kube_daemonset_status_updated_number_scheduled%s0+0.5x%d", set, fleetSteps),
-			fmt.Sprintf(`kube_pod_status_phase{cluster=%q,namespace="research",pod="job-0",phase="Failed"} 0x3 1x%d`, cluster, fleetSteps))
+		set := fmt.Sprintf(`{cluster=%q,namespace="gpu",daemonset="podgauge"}`, cluster)
+		const pods = fleetNodes / 2
+		add(fleetSeries{"kube_daemonset_status_desired_number_scheduled", set, fmt.Sprintf("%dx%d", pods, fleetSteps)})
+		add(fleetSeries{"kube_daemonset_status_number_ready", set, fmt.Sprintf("%dx%d", pods-1, fleetSteps)})
+		add(fleetSeries{"kube_daemonset_status_updated_number_scheduled", set, fmt.Sprintf("0+0.5x%d", fleetSteps)})
+		failed := fmt.Sprintf(`{cluster=%q,namespace="research",pod="job-0",phase="Failed"}`, cluster)
+		add(fleetSeries{"kube_pod_status_phase", failed, fmt.Sprintf("0x3 1x%d", fleetSteps)})
 	}
-	return fleet
 }
 
 // fleetNode is a node of the fleet.
@@ -182,30 +110,29 @@ type fleetNode struct {
 }
 
 // series returns the node's series for a series of a golden file: a series for each pod, if it has the labels of a pod.
-func (n fleetNode) series(metric labels.Labels, value float64) (all []string) {
-	name := metric.Get(model.MetricNameLabel)
+func (n fleetNode) series(metric labels.Labels, value float64) (all []fleetSeries) {
 	b := labels.NewBuilder(metric).Del(model.MetricNameLabel).Set("cluster", n.cluster).Set("node", n.name)
 	for _, id := range []string{"uuid", "mig_uuid", "device_id"} {
 		if metric.Get(id) != "" {
 			b.Set(id, fmt.Sprintf("%s-%d", metric.Get(id), n.number))
 		}
 	}
-	if metric.Get("pod") == "" {
-		return []string{name + b.Labels().String() + " " + busyValues(metric, value, fleetSteps)}
+	add := func(values string) {
+		all = append(all, fleetSeries{metric.Get(model.MetricNameLabel), b.Labels().String(), values})
 	}
-	if isWarm(metric) {
-		return []string{name + b.Labels().String() + " " + busyValues(metric, value, fleetSteps)}
+	if metric.Get("pod") == "" || isWarm(metric) {
+		add(busyValues(metric, value, fleetSteps))
+		return all
 	}
 	life := int(fleetPodLife / fleetInterval)
-	begin := 0
-	for pod := 0; begin < fleetSteps; pod++ {
+	for pod, begin := 0, 0; begin < fleetSteps; pod++ {
 		end := min(fleetSteps, (pod+1)*life-n.number%life)
-		if begin > 0 {
-			// A scrape between two pods lacks the series of both.
-			values := fmt.Sprintf("_x%d %s", begin, busyValues(metric, value, end-begin-1))
-			all = append(all, name+b.Set("pod", fmt.Sprintf("job-%d", pod)).Labels().String()+" "+values+" stale")
+		b.Set("pod", fmt.Sprintf("job-%d", pod))
+		if begin == 0 {
+			add(busyValues(metric, value, end) + " stale")
 		} else {
-			all = append(all, name+b.Set("pod", "job-0").Labels().String()+" "+busyValues(metric, value, end)+" stale")
+			// A scrape between two pods lacks the series of both.
+			add(fmt.Sprintf("_x%d %s stale", begin, busyValues(metric, value, end-begin-1)))
 		}
 		begin = end
 	}
@@ -253,7 +180,7 @@ func busyValues(metric labels.Labels, value float64, steps int) string {
 }
 
 // ownSeries returns the node's series that golden files lack or that a rollout of podgauge changes.
-func (n fleetNode) ownSeries() []string {
+func (n fleetNode) ownSeries() (all []fleetSeries) {
 	node := fmt.Sprintf(`cluster=%q,node=%q`, n.cluster, n.name)
 	gpu := node + fmt.Sprintf(`,gpu="1",uuid="GPU-xid-%d",mig_uuid="",namespace="",pod="",container=""`, n.number)
 	restart := 3 + n.number // the scrape that fails during the rollout of podgauge
@@ -261,28 +188,30 @@ func (n fleetNode) ownSeries() []string {
 	target := func(pod int) string {
 		return fmt.Sprintf(`%s,job="podgauge",instance="10.%d.0.%d:9400"`, node, pod, n.number)
 	}
-	return []string{
-		fmt.Sprintf(`up{%s} 1x%d stale`, target(0), restart-1),
-		fmt.Sprintf(`up{%s} _x%d 0 1x%d`, target(1), restart, left),
-		fmt.Sprintf(`podgauge_build_info{%s,version="v1",goversion="go1"} 1x%d stale`, target(0), restart-1),
-		fmt.Sprintf(`podgauge_build_info{%s,version="v2",goversion="go1"} _x%d 1x%d`, target(1), restart+1, left),
-		fmt.Sprintf(`podgauge_events_up{%s} 1x%d _ 1x%d`, node, restart-1, left),
-		fmt.Sprintf(`podgauge_allocations_age_seconds{%s} 9x%d`, node, fleetSteps),
-		fmt.Sprintf(`podgauge_state_up{%s} 1x%d`, node, fleetSteps),
-		fmt.Sprintf(`podgauge_missing_gpus{%s} 0x%d`, node, fleetSteps),
-		fmt.Sprintf(`podgauge_incident_store_up{%s} 1x%d`, node, fleetSteps),
-		fmt.Sprintf(`nvidia_gpu_xid_errors_total{%s,xid="31"} 0+0.1x%d`, gpu, fleetSteps),
-		fmt.Sprintf(`nvidia_gpu_xid_last_timestamp_seconds{%s,xid="13"} _x5 600x%d`, gpu, fleetSteps),
-		fmt.Sprintf(`nvidia_gpu_repair_pending{%s,unit="channel"} 0x%d`, gpu, fleetSteps),
-		fmt.Sprintf(`nvidia_gpu_unrepairable_memory{%s} 0x%d`, gpu, fleetSteps),
-		fmt.Sprintf(`nvidia_gpu_health_since_timestamp_seconds{%s} 0x%d`, gpu, fleetSteps),
-		fmt.Sprintf(`nvidia_gpu_unattributed_processes{%s} 2x%d`, gpu, fleetSteps), // a display
-		fmt.Sprintf(`nvidia_gpu_unattributed_memory_used_bytes{%s} 3e8x%d`, gpu, fleetSteps),
-		fmt.Sprintf(`nvidia_gpu_row_remap_banks{%s,availability="low"} 0x%d`, gpu, fleetSteps),
-		fmt.Sprintf(`podgauge_cdi_spec_up{%s,class="gpu"} 1x%d`, node, fleetSteps),
-		fmt.Sprintf(`podgauge_config_unknown_keys{%s} 0x%d`, node, fleetSteps),
-		fmt.Sprintf(`podgauge_kubernetes_requests_total{%s,code="200"} 0+9x%d`, node, fleetSteps),
-		fmt.Sprintf(`podgauge_kubernetes_requests_total{%s,code="error"} 0+1x%d`, node, fleetSteps),
-		fmt.Sprintf(`podgauge_kubernetes_requests_total{%s,code="409"} 0+5x%d`, node, fleetSteps),
+	for _, s := range [][3]string{
+		{"up", target(0), fmt.Sprintf("1x%d stale", restart-1)},
+		{"up", target(1), fmt.Sprintf("_x%d 0 1x%d", restart, left)},
+		{"podgauge_build_info", target(0) + `,version="v1",goversion="go1"`, fmt.Sprintf("1x%d stale", restart-1)},
+		{"podgauge_build_info", target(1) + `,version="v2",goversion="go1"`, fmt.Sprintf("_x%d 1x%d", restart+1, left)},
+		{"podgauge_events_up", node, fmt.Sprintf("1x%d _ 1x%d", restart-1, left)},
+		{"podgauge_allocations_age_seconds", node, fmt.Sprintf("9x%d", fleetSteps)},
+		{"podgauge_state_up", node, fmt.Sprintf("1x%d", fleetSteps)},
+		{"podgauge_missing_gpus", node, fmt.Sprintf("0x%d", fleetSteps)},
+		{"nvidia_gpu_xid_errors_total", gpu + `,xid="31"`, fmt.Sprintf("0+0.1x%d", fleetSteps)},
+		{"nvidia_gpu_xid_last_timestamp_seconds", gpu + `,xid="13"`, fmt.Sprintf("_x5 600x%d", fleetSteps)},
+		{"nvidia_gpu_repair_pending", gpu + `,unit="channel"`, fmt.Sprintf("0x%d", fleetSteps)},
+		{"nvidia_gpu_unrepairable_memory", gpu, fmt.Sprintf("0x%d", fleetSteps)},
+		{"nvidia_gpu_health_since_timestamp_seconds", gpu, fmt.Sprintf("0x%d", fleetSteps)},
+		{"nvidia_gpu_unattributed_processes", gpu, fmt.Sprintf("2x%d", fleetSteps)}, // a display
+		{"nvidia_gpu_unattributed_memory_used_bytes", gpu, fmt.Sprintf("3e8x%d", fleetSteps)},
+		{"nvidia_gpu_row_remap_banks", gpu + `,availability="low"`, fmt.Sprintf("0x%d", fleetSteps)},
+		{"podgauge_cdi_spec_up", node + `,class="gpu"`, fmt.Sprintf("1x%d", fleetSteps)},
+		{"podgauge_config_unknown_keys", node, fmt.Sprintf("0x%d", fleetSteps)},
+		{"podgauge_kubernetes_requests_total", node + `,code="200"`, fmt.Sprintf("0+9x%d", fleetSteps)},
+		{"podgauge_kubernetes_requests_total", node + `,code="error"`, fmt.Sprintf("0+1x%d", fleetSteps)},
+		{"podgauge_kubernetes_requests_total", node + `,code="409"`, fmt.Sprintf("0+5x%d", fleetSteps)},
+	} {
+		all = append(all, fleetSeries{s[0], "{" + s[1] + "}", s[2]})
 	}
+	return all
 }

@@ -1,7 +1,6 @@
 package openmetrics
 
 import (
-	"cmp"
 	"log/slog"
 	"maps"
 	"slices"
@@ -17,9 +16,10 @@ import (
 	"github.com/prometheus/alertmanager/provider/mem"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/model"
-	"github.com/prometheus/prometheus/promql"
-	"github.com/prometheus/prometheus/promql/parser"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 const (
@@ -27,12 +27,6 @@ const (
 	xid79File      = "../../../deploy/rules/podgauge-xid79_test.yaml"
 	xid79Duration  = 100 * time.Minute
 )
-
-// firingAlert is an alert with its name.
-type firingAlert struct {
-	name   string
-	labels model.LabelSet
-}
 
 // TestXid79RaisesOnePage evaluates all alerts from an Xid 79 to the GPU's recovery with Alertmanager's inhibitor. It checks that a single
 // alert is not muted while the GPU is lost, that there is a single page, and no notification about the GPU's pod.
@@ -42,12 +36,12 @@ func TestXid79RaisesOnePage(t *testing.T) {
 	for minute, firing := range firingAlerts(t, readRuleTests(t, xid79File).Tests[0], xid79Duration) {
 		var notified []string
 		for _, a := range unmuted(t, rules, firing) {
-			notified = append(notified, a.name)
-			if a.labels["severity"] == "critical" {
-				pages[a.labels.String()] = true
+			notified = append(notified, alertName(a))
+			if a["severity"] == "critical" {
+				pages[a.String()] = true
 			}
 		}
-		isLost := slices.ContainsFunc(firing, func(a firingAlert) bool { return a.name == "PodgaugeGpuLost" })
+		isLost := slices.ContainsFunc(firing, func(a model.LabelSet) bool { return alertName(a) == "PodgaugeGpuLost" })
 		if isLost && !slices.Equal(notified, []string{"PodgaugeGpuLost"}) {
 			t.Errorf("minute %d: got notifications %q, want only PodgaugeGpuLost", minute, notified)
 		}
@@ -55,7 +49,7 @@ func TestXid79RaisesOnePage(t *testing.T) {
 			t.Errorf("minute %d: got a notification about the pod of the lost GPU", minute)
 		}
 		for _, a := range firing {
-			all[a.name] = true
+			all[alertName(a)] = true
 		}
 	}
 	if len(pages) != 1 {
@@ -71,49 +65,40 @@ func TestXid79RaisesOnePage(t *testing.T) {
 
 // TestFleetFaultRaisesOnePage checks that two nodes without a driver or podgauge, of four, raise a single page, and so do three lost GPUs.
 func TestFleetFaultRaisesOnePage(t *testing.T) {
-	tests := readRuleTests(t, "../../../deploy/rules/podgauge-health_test.yaml").Tests
-	i := slices.IndexFunc(tests, func(test ruleTest) bool {
-		return test.Name == "PodgaugeFleetUnhealthy" && strings.HasPrefix(test.InputSeries[len(test.InputSeries)-2].Series, "up{")
-	})
-	lost := tests[i]
-	lost.InputSeries = slices.Clone(lost.InputSeries)
-	for i, s := range lost.InputSeries {
-		if node, _, ok := strings.Cut(s.Series, ",gpu="); ok && !strings.Contains(node, "n5") {
-			s.Series = strings.Replace(s.Series, "nvidia_gpu_info{", `nvidia_gpu_unhealthy_info{reason="lost",action="reboot",`, 1)
-			lost.InputSeries[i].Values, s.Values = "1x1000", "_x20 1x39 stale"
-			lost.InputSeries = append(lost.InputSeries, s)
-		} else if strings.HasPrefix(s.Series, "podgauge_nvml_up") || strings.HasPrefix(s.Series, "up") {
-			lost.InputSeries[i].Values = "1x120"
-		}
+	fires := map[string][]string{
+		"PodgaugeFleetUnhealthy by nodes":     {"PodgaugeDown", "PodgaugeDriverDown"},
+		"PodgaugeFleetUnhealthy by lost GPUs": {"PodgaugeGpuLost"},
 	}
-	for name, row := range map[string]struct {
-		test  ruleTest
-		fires []string
-	}{
-		"nodes":     {tests[i], []string{"PodgaugeDown", "PodgaugeDriverDown"}},
-		"lost GPUs": {lost, []string{"PodgaugeGpuLost"}},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, test := range readRuleTests(t, "../../../deploy/rules/podgauge-health_test.yaml").Tests {
+		others, ok := fires[test.Name]
+		if !ok {
+			continue
+		}
+		delete(fires, test.Name)
+		t.Run(test.Name, func(t *testing.T) {
 			pages, all := map[string]bool{}, map[string]bool{}
-			for _, firing := range firingAlerts(t, row.test, 55*time.Minute) {
+			for _, firing := range firingAlerts(t, test, 55*time.Minute) {
 				for _, a := range unmuted(t, inhibitionRules(t), firing) {
-					if a.labels["severity"] == "critical" {
-						pages[a.name] = true
+					if a["severity"] == "critical" {
+						pages[alertName(a)] = true
 					}
 				}
 				for _, a := range firing {
-					all[a.name] = true
+					all[alertName(a)] = true
 				}
 			}
 			if got := slices.Sorted(maps.Keys(pages)); !slices.Equal(got, []string{"PodgaugeFleetUnhealthy"}) {
 				t.Errorf("got pages %q, want only PodgaugeFleetUnhealthy", got)
 			}
-			for _, name := range row.fires {
+			for _, name := range others {
 				if !all[name] {
 					t.Errorf("got alerts %q, want %s", slices.Sorted(maps.Keys(all)), name)
 				}
 			}
 		})
+	}
+	if len(fires) > 0 {
+		t.Errorf("no tests %q", slices.Sorted(maps.Keys(fires)))
 	}
 }
 
@@ -162,58 +147,50 @@ func inhibitionRules(t *testing.T) []amcommon.InhibitRule {
 	var file struct {
 		InhibitRules []amcommon.InhibitRule `yaml:"inhibit_rules"`
 	}
-	if err := yaml.Unmarshal([]byte(readFile(t, inhibitionFile)), &file); err != nil || len(file.InhibitRules) == 0 {
+	if err := yaml.Unmarshal([]byte(testfile.Read(t, inhibitionFile)), &file); err != nil || len(file.InhibitRules) == 0 {
 		t.Fatalf("%s: %d rules, %v", inhibitionFile, len(file.InhibitRules), err)
 	}
 	return file.InhibitRules
 }
 
+func alertName(a model.LabelSet) string { return string(a[model.AlertNameLabel]) }
+
 // firingAlerts returns the firing alerts of each minute of the series of a test.
-func firingAlerts(t *testing.T, test ruleTest, duration time.Duration) [][]firingAlert {
+func firingAlerts(t *testing.T, test ruleTest, duration time.Duration) [][]model.LabelSet {
 	t.Helper()
-	promQL := parser.NewParser(parser.Options{})
-	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, Parser: promQL})
-	var recorded recordedSeries
+	series := newHistory()
 	for _, s := range test.InputSeries {
-		recorded.record(t, promQL, s.Series+" "+s.Values, time.Minute)
+		series.add(t, s.Series, s.Values, time.Minute)
 	}
-	recorded.evaluateRecordings(t, engine, serviceRules(t), time.Minute, duration)
-	minutes := make([][]firingAlert, duration/time.Minute+1)
-	for _, rule := range alertRules(t) {
-		for minute, firing := range recorded.evaluate(t, engine, rule, time.Minute, duration) {
-			for _, labels := range firing {
-				set := model.LabelSet{"alertname": model.LabelValue(rule.Alert)}
-				for name, value := range labels.Map() {
-					set[model.LabelName(name)] = model.LabelValue(value)
-				}
-				minutes[minute] = append(minutes[minute], firingAlert{rule.Alert, set})
+	minutes := make([][]model.LabelSet, duration/time.Minute+1)
+	for minute, firing := range series.evaluate(t, append(serviceRules(t), alertRules(t)...), time.Minute, duration) {
+		for _, a := range firing {
+			set := model.LabelSet{}
+			for name, value := range a.Map() {
+				set[model.LabelName(name)] = model.LabelValue(value)
 			}
+			minutes[minute] = append(minutes[minute], set)
 		}
 	}
 	return minutes
 }
 
 // unmuted returns the alerts that Alertmanager's inhibitor does not mute.
-func unmuted(t *testing.T, rules []amcommon.InhibitRule, firing []firingAlert) []firingAlert {
+func unmuted(t *testing.T, rules []amcommon.InhibitRule, firing []model.LabelSet) []model.LabelSet {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	alerts, err := mem.NewAlerts(t.Context(), time.Hour, 0, nil, log, eventrecorder.NopRecorder(), prometheus.NewRegistry(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer alerts.Close()
 	now := time.Now()
 	for _, a := range firing {
-		one := &alert.Alert{Alert: model.Alert{Labels: a.labels, StartsAt: now, EndsAt: now.Add(time.Hour)}, UpdatedAt: now}
-		if err := alerts.Put(t.Context(), one); err != nil {
-			t.Fatal(err)
-		}
+		one := &alert.Alert{Alert: model.Alert{Labels: a, StartsAt: now, EndsAt: now.Add(time.Hour)}, UpdatedAt: now}
+		require.NoError(t, alerts.Put(t.Context(), one))
 	}
 	inhibitor := inhibit.NewInhibitor(alerts, rules, log, eventrecorder.NopRecorder())
 	go inhibitor.Run()
 	defer inhibitor.Stop()
 	inhibitor.WaitForLoading()
-	left := slices.DeleteFunc(slices.Clone(firing), func(a firingAlert) bool { return inhibitor.Mutes(t.Context(), a.labels) })
-	slices.SortFunc(left, func(a, b firingAlert) int { return cmp.Compare(a.name, b.name) })
-	return left
+	isMuted := func(a model.LabelSet) bool { return inhibitor.Mutes(t.Context(), a) }
+	return slices.DeleteFunc(slices.Clone(firing), isMuted)
 }

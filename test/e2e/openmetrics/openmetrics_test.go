@@ -3,10 +3,8 @@
 package openmetrics
 
 import (
-	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -17,9 +15,10 @@ import (
 
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/textparse"
-)
 
-const waitTimeout = 30 * time.Second
+	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
+)
 
 // allMetricFlags enable all metrics.
 var allMetricFlags = []string{"--metrics.set=full", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*"}
@@ -53,20 +52,11 @@ func TestOpenMetrics(t *testing.T) {
 // startPodgauge starts podgauge and returns the URL of its metrics.
 func startPodgauge(t *testing.T, binary string) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	address := program.FreeAddress(t)
 	podgauge := exec.Command(binary, append(allMetricFlags, "--web.listen-address="+address, "--log.level=error")...)
 	podgauge.Stderr = os.Stderr
 	podgauge.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	if err := podgauge.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, podgauge.Start())
 	t.Cleanup(func() {
 		if err := errors.Join(podgauge.Process.Signal(syscall.SIGTERM), podgauge.Wait()); err != nil {
 			t.Errorf("stop podgauge: %v", err)
@@ -78,29 +68,21 @@ func startPodgauge(t *testing.T, binary string) string {
 // scrape scrapes until the response contains a text.
 func scrape(t *testing.T, url, want string) (body []byte, contentType string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
-	poll := time.NewTicker(50 * time.Millisecond)
-	defer poll.Stop()
-	for ; ; <-poll.C {
-		r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+	require.NoError(t, err)
+	request.Header.Set("Accept", "application/openmetrics-text;version=1.0.0")
+	client := http.Client{Timeout: 30 * time.Second}
+	program.WaitUntil(t, "a scrape has "+want, func() bool {
+		response, err := client.Do(request)
 		if err != nil {
-			t.Fatal(err)
+			return false // podgauge is starting
 		}
-		r.Header.Set("Accept", "application/openmetrics-text;version=1.0.0")
-		response, err := http.DefaultClient.Do(r)
-		if ctx.Err() != nil {
-			t.Fatalf("timeout after %s: no scrape has %s", waitTimeout, want)
-		}
-		if err != nil {
-			continue // podgauge is starting
-		}
+		defer response.Body.Close()
+		contentType = response.Header.Get("Content-Type")
 		body, err = io.ReadAll(response.Body)
-		response.Body.Close()
-		if err == nil && strings.Contains(string(body), want) {
-			return body, response.Header.Get("Content-Type")
-		}
-	}
+		return err == nil && strings.Contains(string(body), want)
+	})
+	return body, contentType
 }
 
 // parse returns the numbers of families and series. It fails the test for invalid OpenMetrics, such as a missing end.

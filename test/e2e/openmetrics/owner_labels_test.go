@@ -1,9 +1,6 @@
 package openmetrics
 
 import (
-	"encoding/json"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,14 +12,8 @@ import (
 func ownedFamilies(t *testing.T) map[string]bool {
 	t.Helper()
 	all := map[string]bool{"nvidia_gpu_healthy": true, "nvidia_gpu_allocated": true, "nvidia_gpu_unhealthy_info": true}
-	rows, _, _ := strings.Cut(readFile(t, "../../../docs/reference/metrics.md"), "\n## Health\n")
-	for line := range strings.Lines(rows) {
-		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "|`"), "`<br>")
-		if !ok {
-			continue
-		}
-		kind := strings.TrimSpace(strings.Split(rest, "|")[1])
-		all[name] = kind == "gauge" || kind == "owner-counter"
+	for _, f := range documentedFamilies(t) {
+		all[f.name] = all[f.name] || f.isReading && (f.kind == "gauge" || f.kind == "owner-counter")
 	}
 	if !all["nvidia_gpu_throttle_active"] || !all["nvidia_gpu_energy_joules_total"] || all["nvidia_gpu_pcie_replays_total"] || all["nvidia_gpu_pcie_link_width"] {
 		t.Fatalf("docs/reference/metrics.md: wrong families: %v", all)
@@ -39,7 +30,7 @@ var aggregationOf = map[string]parser.ItemType{
 
 // unaggregatedSelectors returns the range functions of an expression that are not combined over the owners of a device first.
 func unaggregatedSelectors(families map[string]bool, text string) (wrong []string) {
-	expr, err := parser.NewParser(parser.Options{}).ParseExpr(text)
+	expr, err := promQL.ParseExpr(text)
 	if err != nil {
 		return []string{err.Error()}
 	}
@@ -78,36 +69,14 @@ func TestOwnersAreAggregatedFirst(t *testing.T) {
 	for _, r := range recordingRules(t) {
 		check(r.Record, r.Expr)
 	}
-	files, err := filepath.Glob("../../../dashboards/*.json")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no dashboards: %v", err)
-	}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var b dashboardModel
-		if err := json.Unmarshal(text, &b); err != nil {
-			t.Fatal(err)
-		}
-		for _, p := range b.Panels {
-			for _, q := range p.Targets {
-				check(filepath.Base(file)+": "+p.Title, strings.NewReplacer("$__range", "6h", "$__rate_interval", "2m", "$__interval", "1h", "$price_per_kwh", "1", "$price_per_gpu_hour", "1").Replace(q.Expr))
-			}
+	for name, b := range readDashboards(t) {
+		for _, q := range b.targets() {
+			check(name+": "+q.title, strings.NewReplacer("$__range", "6h", "$__rate_interval", "2m", "$__interval", "1h", "$price_per_kwh", "1",
+				"$price_per_gpu_hour", "1").Replace(q.Expr))
 		}
 	}
-	for expr, want := range map[string]int{
-		`max by (uuid) (rate(nvidia_gpu_throttle_seconds_total[10m])) > 0.1`:                                     1,
-		`max by (uuid) (avg_over_time(nvidia_gpu_throttle_active[10m]))`:                                         1,
-		`max by (uuid) (sum by (uuid, reason) (rate(nvidia_gpu_throttle_seconds_total[10m])))`:                   0,
-		`max by (uuid) (increase(nvidia_gpu_pcie_replays_total[1h]))`:                                            0,
-		`sum by (namespace, pod) (rate(nvidia_gpu_energy_joules_total[5m]))`:                                     0,
-		`max by (namespace, pod) (rate(nvidia_gpu_energy_joules_total[5m]))`:                                     0,
-		`sum by (uuid) (sum_over_time(nvidia_gpu_throttle_active[1m])) / sum by (uuid) (nvidia_gpu_power_watts)`: 0,
-	} {
-		if got := unaggregatedSelectors(families, expr); len(got) != want {
-			t.Errorf("%s: got %q, want %d errors", expr, got, want)
-		}
+	const invalid = `max by (uuid) (rate(nvidia_gpu_throttle_seconds_total[10m])) > 0.1`
+	if len(unaggregatedSelectors(families, invalid)) == 0 {
+		t.Errorf("%s: got no error", invalid)
 	}
 }

@@ -2,7 +2,6 @@ package openmetrics
 
 import (
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -10,8 +9,9 @@ import (
 
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/rulefmt"
-	"github.com/prometheus/prometheus/promql"
-	"github.com/prometheus/prometheus/promql/parser"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // withoutServiceState are the alerts that also fire for devices and nodes out of service, with the reason.
@@ -52,18 +52,13 @@ var serviceStates = []serviceState{
 // TestServiceStates evaluates each alert on the series for which it fires, with all devices in each state. An alert must fire in service, and
 // must not fire out of service.
 func TestServiceStates(t *testing.T) {
-	text := readFile(t, rulesFile)
+	text := testfile.Read(t, rulesFile)
 	isRecording := func(r rulefmt.Rule) bool { return r.Record == "" }
 	recordings := map[bool][]rulefmt.Rule{
 		false: slices.DeleteFunc(parseRules(t, text), isRecording),
 		true:  slices.DeleteFunc(parseRules(t, strings.ReplaceAll(text, cordonedMark, "")), isRecording),
 	}
-	promQL := parser.NewParser(parser.Options{})
-	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, Parser: promQL})
-	files, err := filepath.Glob(filepath.Join(filepath.Dir(rulesFile), "*_test.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := filesOf(t, ruleTests)
 	for _, rule := range alertRules(t) {
 		if withoutServiceState[rule.Alert] != "" {
 			continue
@@ -75,9 +70,9 @@ func TestServiceStates(t *testing.T) {
 				if state.inUse && state.vanishes && slices.Contains(ofPresentDevices, rule.Alert) {
 					continue
 				}
-				series := state.series(t, promQL, test)
-				series.evaluateRecordings(t, engine, recordings[state.cordoned], interval, time.Duration(want.EvalTime))
-				got := series.firingLabels(t, engine, rule, interval, time.Duration(want.EvalTime))
+				tested := append(slices.Clone(recordings[state.cordoned]), rule)
+				firing := state.series(t, test).evaluate(t, tested, interval, time.Duration(want.EvalTime))
+				got := firingOf(rule.Alert, firing[len(firing)-1])
 				if expected := want.expected(); state.inUse && !slices.Equal(got, expected) {
 					t.Errorf("%s: got %q, want %q", state.name, got, expected)
 				}
@@ -107,8 +102,9 @@ func firstFiring(t *testing.T, files []string, alert string) (ruleTest, ruleAler
 }
 
 // series returns the series of a test in the state. Each node has a further device, because some tests have series of the node only.
-func (state *serviceState) series(t *testing.T, promQL parser.Parser, test ruleTest) (all recordedSeries) {
+func (state *serviceState) series(t *testing.T, test ruleTest) *history {
 	t.Helper()
+	all := newHistory()
 	devices, nodes, seen := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	interval := time.Duration(test.Interval)
 	info := "1x3000"
@@ -117,9 +113,7 @@ func (state *serviceState) series(t *testing.T, promQL parser.Parser, test ruleT
 	}
 	for _, s := range test.InputSeries {
 		metric, err := promQL.ParseMetric(s.Series)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		node := fmt.Sprintf("cluster=%q,node=%q", metric.Get("cluster"), metric.Get("node"))
 		nodes[node] = nodes[node] || metric.Get("node") != ""
 		if uuid := metric.Get("uuid"); uuid != "" {
@@ -132,7 +126,7 @@ func (state *serviceState) series(t *testing.T, promQL parser.Parser, test ruleT
 			}
 			seen[s.Series] = true
 		}
-		all.record(t, promQL, s.Series+" "+values, interval)
+		all.add(t, s.Series, values, interval)
 	}
 	for node, ok := range nodes {
 		if !ok {
@@ -140,15 +134,15 @@ func (state *serviceState) series(t *testing.T, promQL parser.Parser, test ruleT
 		}
 		if device := node + `,uuid="GPU-other",mig_uuid=""`; !state.inUse {
 			devices[device] = true
-			all.record(t, promQL, "nvidia_gpu_info{"+device+`,pci_bus_id="other"} `+info, interval)
+			all.add(t, "nvidia_gpu_info{"+device+`,pci_bus_id="other"}`, info, interval)
 		}
 		if state.node != "" {
-			all.record(t, promQL, fmt.Sprintf(state.node, node)+" "+state.values, interval)
+			all.add(t, fmt.Sprintf(state.node, node), state.values, interval)
 		}
 	}
 	for device := range devices {
 		if state.device != "" {
-			all.record(t, promQL, fmt.Sprintf(state.device, device)+" "+state.values, interval)
+			all.add(t, fmt.Sprintf(state.device, device), state.values, interval)
 		}
 	}
 	return all
@@ -157,7 +151,7 @@ func (state *serviceState) series(t *testing.T, promQL parser.Parser, test ruleT
 // TestAlertsWithoutDelay checks that alerts without "for" are in the group that records the devices in service. In another group, their series
 // would be older than the fault.
 func TestAlertsWithoutDelay(t *testing.T) {
-	_, health, _ := strings.Cut(readFile(t, rulesFile), "- name: podgauge-health\n")
+	_, health, _ := strings.Cut(testfile.Read(t, rulesFile), "- name: podgauge-health\n")
 	health, _, _ = strings.Cut(health, "\n  - name: ")
 	for _, rule := range alertRules(t) {
 		if usesService := strings.Contains(rule.Expr, "_service:"); usesService && rule.For == 0 && !strings.Contains(health, "- alert: "+rule.Alert+"\n") {

@@ -21,6 +21,8 @@ import (
 	"sigs.k8s.io/randfill"
 
 	"github.com/podgauge/podgauge/internal/pods"
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // fakePodsServer is a kubelet's Pods API with these pods.
@@ -70,13 +72,9 @@ func TestDecodedPods(t *testing.T) {
 		}
 		// Kubernetes' decoding truncates times to seconds.
 		wire, err := p.Marshal()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var decoded v1.Pod
-		if err := decoded.Unmarshal(wire); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, decoded.Unmarshal(wire))
 		want := wantPod(&decoded)
 		if got, want := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); got != want { // as text: labels can be nil or empty
 			t.Fatalf("pod %s: got\n%s, want\n%s", p.UID, got, want)
@@ -92,29 +90,24 @@ func TestDecodedPods(t *testing.T) {
 func watchPods(t *testing.T, s *fakePodsServer) pods.Pods {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pods") // short, because socket paths are limited
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer os.RemoveAll(dir)
 	listener, err := net.Listen("unix", filepath.Join(dir, "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	g := grpc.NewServer()
 	api.RegisterPodsServer(g, s)
 	go g.Serve(listener)
 	defer g.Stop()
-	c, err := pods.New(listener.Addr().String(), pods.Options{Labels: []string{"*"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var published pubsub.Value[pods.Pods]
+	c, err := pods.New(listener.Addr().String(), pods.Options{Pods: &published, Labels: []string{"*"}})
+	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	done := make(chan error)
 	go func() { done <- c.Run(ctx) }()
 	defer func() { cancel(); <-done }()
 	for {
-		snapshot, changed := c.Snapshot()
+		snapshot, changed := published.Get()
 		if snapshot.Synced {
 			return snapshot
 		}

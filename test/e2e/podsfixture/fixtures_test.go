@@ -1,7 +1,4 @@
-// Package podsfixture writes the pods for the tests of internal/pods: NAME.pb as marshaled by the kubelet's Pods API, and NAME.json as
-// marshaled by Kubernetes, for comparison with the decoded pod.
-//
-// The module test/e2e keeps k8s.io/api out of the daemon.
+// Package podsfixture has the tests of internal/pods that need Kubernetes' types, which the module test/e2e keeps out of the daemon.
 package podsfixture
 
 import (
@@ -10,40 +7,39 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
-var update = flag.Bool("update", false, "write the pods")
+var update = flag.Bool("update", false, "write the pods as the kubelet's Pods API marshals them")
 
-// TestFixtures checks that the files in internal/pods/testdata are up to date.
+// TestFixtures checks that each NAME.pb in internal/pods/testdata is the pod of NAME.json, as the kubelet's Pods API marshals it.
 func TestFixtures(t *testing.T) {
-	const dir = "../../../internal/pods/testdata"
-	pods := fixturePods()
-	for name, pod := range pods {
-		wire, err := pod.Marshal()
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := json.MarshalIndent(pod, "", " ")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for ending, want := range map[string][]byte{".pb": wire, ".json": append(text, '\n')} {
-			file := filepath.Join(dir, name+ending)
-			if *update {
-				if err := os.WriteFile(file, want, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, want) {
-				t.Errorf("%s is out of date (make golden): %v", file, err)
-			}
-		}
+	files, err := filepath.Glob("../../../internal/pods/testdata/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no pods: %v", err)
 	}
-	for _, ending := range []string{"*.pb", "*.json"} {
-		files, err := filepath.Glob(filepath.Join(dir, ending))
-		if err != nil || len(files) != len(pods) {
-			t.Errorf("files %s: got %d, want %d: %v", ending, len(files), len(pods), err)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		var compact bytes.Buffer // as the API server stores fieldsV1
+		if err := json.Compact(&compact, text); err != nil {
+			t.Fatalf("%s: %v", file, err)
 		}
+		var pod v1.Pod
+		if err := json.Unmarshal(compact.Bytes(), &pod); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		if same, err := json.MarshalIndent(pod, "", " "); err != nil || string(same)+"\n" != string(text) {
+			t.Errorf("%s is not as Kubernetes marshals it: %v, want\n%s", file, err, same)
+		}
+		want, err := pod.Marshal()
+		require.NoError(t, err)
+		testfile.CheckGolden(t, *update, strings.TrimSuffix(file, ".json")+".pb", string(want))
 	}
 }

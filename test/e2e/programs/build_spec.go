@@ -28,17 +28,21 @@ type BuildSpec struct {
 	LinkerFlags   string
 	Tags          string
 	Cache         string // folder of the binaries within the cache folder
+	Release       string // URL of the folder with the published binaries; empty: always built
 }
 
-// dir returns the folder of the binaries, in PODGAUGE_E2E_CACHE or in the
-// user's cache folder.
-func (p BuildSpec) dir() (string, error) {
+// CacheDir returns a folder in PODGAUGE_E2E_CACHE or in the user's cache
+// folder.
+func CacheDir(name string) (string, error) {
 	if cache := os.Getenv("PODGAUGE_E2E_CACHE"); cache != "" {
-		return filepath.Join(cache, p.Cache), nil
+		return filepath.Join(cache, name), nil
 	}
 	cache, err := os.UserCacheDir()
-	return filepath.Join(cache, "podgauge-e2e", p.Cache), err
+	return filepath.Join(cache, "podgauge-e2e", name), err
 }
+
+// dir returns the folder of the binaries.
+func (p BuildSpec) dir() (string, error) { return CacheDir(p.Cache) }
 
 // BuiltDir returns the folder of the binaries, or an error with the build
 // command if the binaries of p are missing or outdated.
@@ -61,9 +65,10 @@ func (p BuildSpec) Binary(name string) (string, error) {
 	return filepath.Join(dir, name), err
 }
 
-// Build builds missing binaries and writes the output of the compiler and the
-// duration to log. A cold build of a program of Kubernetes needs some minutes,
-// 1.5 GB of memory and 2 GB of Go's build cache.
+// Build downloads missing binaries, or builds those that cannot be downloaded,
+// and writes the output of the compiler and the duration to log. A cold build of
+// a program of Kubernetes needs some minutes, 1.5 GB of memory and 2 GB of Go's
+// build cache.
 func (p BuildSpec) Build(ctx context.Context, log io.Writer) error {
 	begin := time.Now()
 	dir, err := p.dir()
@@ -71,11 +76,51 @@ func (p BuildSpec) Build(ctx context.Context, log io.Writer) error {
 		return err
 	}
 	if _, err := p.BuiltDir(); err != nil {
-		if err := p.buildIn(ctx, dir, log); err != nil {
+		if err := p.install(ctx, dir, log); err != nil {
 			return fmt.Errorf("build %s %s: %w", p.Name, p.Version, err)
+		}
+		if err := os.WriteFile(p.stampFile(dir), []byte(p.stamp()), 0o644); err != nil {
+			return err
 		}
 	}
 	fmt.Fprintf(log, "%s %s: %s (%s)\n", p.Name, p.Version, dir, time.Since(begin).Round(time.Second))
+	return nil
+}
+
+func (p BuildSpec) install(ctx context.Context, dir string, log io.Writer) error {
+	if p.Release != "" {
+		err := p.downloadRelease(ctx, dir)
+		if err == nil {
+			return nil
+		}
+		fmt.Fprintf(log, "%s %s is built, because the download failed: %v\n", p.Name, p.Version, err)
+	}
+	return p.buildIn(ctx, dir, log)
+}
+
+// downloadRelease downloads the binaries to dir, if each has the checksum that
+// is published beside it.
+func (p BuildSpec) downloadRelease(ctx context.Context, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, pkg := range p.Packages {
+		name := path.Base(pkg)
+		want, err := get(ctx, p.Release+"/"+name+".sha256")
+		if err != nil {
+			return err
+		}
+		binary, err := get(ctx, p.Release+"/"+name)
+		if err != nil {
+			return err
+		}
+		if got := fmt.Sprintf("%x", sha256.Sum256(binary)); got != strings.TrimSpace(string(want)) {
+			return fmt.Errorf("%s has SHA-256 %s, not %s", name, got, want)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), binary, 0o755); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -92,10 +137,7 @@ func (p BuildSpec) buildIn(ctx context.Context, dir string, log io.Writer) error
 	build := exec.CommandContext(ctx, "go", append(args, p.packagePaths()...)...)
 	build.Env = goEnv("CGO_ENABLED=0")
 	build.Stdout, build.Stderr = log, log
-	if err := build.Run(); err != nil {
-		return err
-	}
-	return os.WriteFile(p.stampFile(dir), []byte(p.stamp()), 0o644)
+	return build.Run()
 }
 
 // Source returns the folder of the module's sources.

@@ -1,5 +1,5 @@
-// Package programs builds the programs of the tests and stores the binaries in
-// a cache folder.
+// Package programs downloads or builds the programs of the tests and stores the
+// binaries in a cache folder.
 //
 // The Go module of each build is written beside the binaries: all dependencies
 // have the versions of the program's release. Go verifies the sources against
@@ -8,6 +8,7 @@ package programs
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 )
 
@@ -25,8 +26,13 @@ func KubeletVersions() []string { return []string{ClusterVersion, OlderVersion} 
 func Kubelet(version string) BuildSpec {
 	return BuildSpec{
 		Name: "kubelet", Version: version, Module: "k8s.io/kubernetes", Cache: version,
-		Packages: []string{"cmd/kubelet"}, LinkerFlags: kubernetesFlags(version),
+		Packages: []string{"cmd/kubelet"}, LinkerFlags: kubernetesFlags(version), Release: kubernetesRelease(version),
 	}
+}
+
+// kubernetesRelease returns the URL of the binaries of a release of Kubernetes.
+func kubernetesRelease(version string) string {
+	return fmt.Sprintf("https://dl.k8s.io/release/%s/bin/linux/%s", version, runtime.GOARCH)
 }
 
 // kubernetesFlags sets the version of a program of Kubernetes, as in a release.
@@ -40,9 +46,9 @@ func kubernetesFlags(version string) string {
 const containerdModule = "github.com/containerd/containerd/v2"
 
 var (
-	// Containerd supports CDI, unlike Debian's containerd 1.6. The build
-	// excludes snapshotters with C libraries. Each containerd needs the shim of
-	// the same version.
+	// Containerd is of a supported version, unlike Debian's containerd 1.6. The
+	// build excludes snapshotters with C libraries. Each containerd needs the
+	// shim of the same version.
 	Containerd = BuildSpec{
 		Name: "containerd", Version: "v2.4.2", Module: containerdModule, Cache: "containerd-v2.4.2",
 		Packages:    []string{"cmd/containerd", "cmd/containerd-shim-runc-v2"},
@@ -56,6 +62,7 @@ var (
 			"cmd/kube-apiserver", "cmd/kube-controller-manager", "cmd/kube-scheduler", "cmd/kubectl",
 		},
 		LinkerFlags: kubernetesFlags(ClusterVersion),
+		Release:     kubernetesRelease(ClusterVersion),
 	}
 	// Helm installs the chart.
 	Helm = BuildSpec{

@@ -1,4 +1,4 @@
-// Package release checks the files of a release that `make release-check` builds, and the workflows that build it.
+// Package release checks the files of a release that `make release-check` builds, the workflows that build it, and `go install`.
 package release
 
 import (
@@ -17,6 +17,9 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // TestRelease checks the archives, SBOMs and checksums in $PODGAUGE_RELEASE for the version $VERSION.
@@ -46,9 +49,7 @@ func checkArchive(t *testing.T, archive, name string) {
 		t.Errorf("files: got %d, want %s and LICENSE", len(content), program)
 	}
 	info, err := buildinfo.Read(bytes.NewReader(content[program]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, s := range info.Settings {
 		if s.Key == "GOOS" && s.Value != system || s.Key == "GOARCH" && s.Value != arch {
 			t.Errorf("built with %s=%s", s.Key, s.Value)
@@ -78,9 +79,7 @@ func checkArchive(t *testing.T, archive, name string) {
 // checkVersion checks that the program prints the version of the release.
 func checkVersion(t *testing.T, program string, content []byte) {
 	path := filepath.Join(t.TempDir(), program)
-	if err := os.WriteFile(path, content, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, content, 0o755))
 	out, err := exec.CommandContext(t.Context(), path, "version").CombinedOutput()
 	if want := os.Getenv("VERSION"); err != nil || want == "" || !strings.Contains(string(out), want) {
 		t.Errorf("%s version: got error %v, want %q in the output:\n%s", program, err, want, out)
@@ -90,23 +89,15 @@ func checkVersion(t *testing.T, program string, content []byte) {
 // unpack returns the files of a tar.gz by name.
 func unpack(t *testing.T, archive string) map[string][]byte {
 	t.Helper()
-	packed, err := os.ReadFile(archive)
-	if err != nil {
-		t.Fatal(err)
-	}
-	unzipped, err := gzip.NewReader(bytes.NewReader(packed))
-	if err != nil {
-		t.Fatal(err)
-	}
+	unzipped, err := gzip.NewReader(strings.NewReader(testfile.Read(t, archive)))
+	require.NoError(t, err)
 	files := map[string][]byte{}
 	for r := tar.NewReader(unzipped); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return files
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if files[h.Name], err = io.ReadAll(r); err != nil {
 			t.Fatal(err)
 		}
@@ -116,10 +107,6 @@ func unpack(t *testing.T, archive string) map[string][]byte {
 // readSBOM returns an SPDX file's packages: a Go module as "path version", a Debian package as "deb name".
 func readSBOM(t *testing.T, path string) map[string]bool {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var sbom struct {
 		SPDXVersion string
 		Packages    []struct {
@@ -127,7 +114,7 @@ func readSBOM(t *testing.T, path string) map[string]bool {
 			ExternalRefs      []struct{ ReferenceLocator string }
 		}
 	}
-	if err := json.Unmarshal(content, &sbom); err != nil || sbom.SPDXVersion != "SPDX-2.3" {
+	if err := json.Unmarshal([]byte(testfile.Read(t, path)), &sbom); err != nil || sbom.SPDXVersion != "SPDX-2.3" {
 		t.Fatalf("%s: SPDX version %q, %v", path, sbom.SPDXVersion, err)
 	}
 	packages := map[string]bool{}
@@ -144,24 +131,15 @@ func readSBOM(t *testing.T, path string) map[string]bool {
 
 // checkSums checks that checksums.txt has each file of the release with its SHA-256.
 func checkSums(t *testing.T, files string) {
-	list, err := os.ReadFile(filepath.Join(files, "checksums.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := testfile.Read(t, filepath.Join(files, "checksums.txt"))
 	entries, err := os.ReadDir(files)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), "checksums.txt") {
 			continue
 		}
-		content, err := os.ReadFile(filepath.Join(files, e.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		sum := sha256.Sum256(content)
-		if !strings.Contains(string(list), hex.EncodeToString(sum[:])+"  "+e.Name()+"\n") {
+		sum := sha256.Sum256([]byte(testfile.Read(t, filepath.Join(files, e.Name()))))
+		if !strings.Contains(list, hex.EncodeToString(sum[:])+"  "+e.Name()+"\n") {
 			t.Errorf("checksums.txt lacks %s", e.Name())
 		}
 	}

@@ -1,12 +1,13 @@
 package release
 
 import (
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 var (
@@ -29,7 +30,7 @@ func TestPinned(t *testing.T) {
 			}
 		}
 	}
-	bases := baseLine.FindAllString(readFile(t, "../../../Dockerfile"), -1)
+	bases := baseLine.FindAllString(testfile.Read(t, "../../../Dockerfile"), -1)
 	for _, line := range bases {
 		if !hasDigest.MatchString(line) {
 			t.Errorf("Dockerfile: %s, want a digest", line)
@@ -49,10 +50,10 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
-// TestMakeVerbs checks that workflows run targets of the Makefile, including test, lint, e2e-all and release-check.
+// TestMakeVerbs checks that workflows run targets of the Makefile, including test-all, lint, e2e-all and release-check.
 func TestMakeVerbs(t *testing.T) {
 	var targets, used []string
-	for _, match := range makeTarget.FindAllStringSubmatch(readFile(t, "../../../Makefile"), -1) {
+	for _, match := range makeTarget.FindAllStringSubmatch(testfile.Read(t, "../../../Makefile"), -1) {
 		targets = append(targets, strings.Fields(match[1]+match[2])...)
 	}
 	for name, text := range workflows(t) {
@@ -65,7 +66,7 @@ func TestMakeVerbs(t *testing.T) {
 			}
 		}
 	}
-	for _, verb := range []string{"test", "lint", "e2e-all", "release-check"} {
+	for _, verb := range []string{"test-all", "lint", "e2e-all", "release-check"} {
 		if !slices.Contains(used, verb) {
 			t.Errorf("no workflow runs make %s", verb)
 		}
@@ -81,16 +82,7 @@ func workflows(t *testing.T) map[string]string {
 	}
 	all := map[string]string{}
 	for _, path := range paths {
-		all[filepath.Base(path)] = readFile(t, path)
+		all[filepath.Base(path)] = testfile.Read(t, path)
 	}
 	return all
-}
-
-func readFile(t *testing.T, path string) string {
-	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(content)
 }

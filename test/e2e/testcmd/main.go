@@ -1,5 +1,5 @@
 // Command testcmd is the program /box of the test image, and the first process
-// of the node's PID namespace. The arguments select the action of a container.
+// of a node. The arguments select the action of a container.
 package main
 
 import (
@@ -20,21 +20,21 @@ box sleep <duration>   SIGTERM ends with status 143
 box stubborn           until SIGKILL: SIGTERM is ignored
 box family <children>  like pause, with this number of children
 box exit <status>      at once
-box env                prints its environment, sorted
+box guard <file>       like pause, then writes 1 to the file
 `
 
 // readyName is the name of the process after it handles SIGTERM. EndPod in
 // test/e2e waits for this name.
 const readyName = "box-ready"
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() { os.Exit(run(os.Args[1:], os.Stderr)) }
 
-func run(args []string, stdout, stderr io.Writer) int {
+func run(args []string, stderr io.Writer) int {
 	terminated := make(chan os.Signal, 1)
 	signal.Notify(terminated, syscall.SIGTERM, syscall.SIGINT)
 	_ = os.WriteFile("/proc/self/comm", []byte(readyName), 0) // no effect outside Linux
 	go reapOrphans()
-	status, err := runCommand(args, terminated, stdout)
+	status, err := runCommand(args, terminated)
 	if err != nil {
 		fmt.Fprintf(stderr, "box: %v\n%s", err, usage)
 		return 2
@@ -42,20 +42,18 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return status
 }
 
-func runCommand(args []string, terminated <-chan os.Signal, stdout io.Writer) (status int, err error) {
+func runCommand(args []string, terminated <-chan os.Signal) (status int, err error) {
 	switch {
 	case slices.Equal(args, []string{"pause"}):
 		<-terminated
 		return 0, nil
 	case slices.Equal(args, []string{"stubborn"}):
 		select {}
-	case slices.Equal(args, []string{"env"}):
-		for _, variable := range slices.Sorted(slices.Values(os.Environ())) {
-			fmt.Fprintln(stdout, variable)
-		}
-		return 0, nil
 	case len(args) == 2 && args[0] == "exit":
 		return strconv.Atoi(args[1])
+	case len(args) == 2 && args[0] == "guard":
+		<-terminated
+		return 0, os.WriteFile(args[1], []byte("1"), 0)
 	case len(args) == 2 && args[0] == "family":
 		children, err := strconv.Atoi(args[1])
 		if err != nil {

@@ -13,11 +13,12 @@ import (
 const wildcard = "…"
 
 const (
-	fence           = "```"
-	consoleFence    = fence + "console"
-	foregroundFence = consoleFence + " foreground"
-	prompt          = "$ "
+	fence  = "```"
+	prompt = "$ "
 )
+
+// block matches a block of commands. They run in a separate terminal if foreground, and not at all if untested.
+var block = regexp.MustCompile("(?ms)^" + fence + "console( foreground| untested|)\n(.*?)^" + fence + "$")
 
 // step is a command of a page with the output below.
 type step struct {
@@ -27,55 +28,43 @@ type step struct {
 	foreground bool // the command runs in a separate terminal until the end of the page
 }
 
-// parsePage returns the steps of all fenced blocks. A block starts with "```console" or "```console foreground". A line "$ COMMAND" is a
-// command, and a backslash at the end continues the command on the next line. All other lines are output. Other fences are errors, because
-// the test would not run their content.
+// parsePage returns the steps of all blocks that are not untested. A line "$ COMMAND" is a command, and a backslash at the end continues the
+// command on the next line. All other lines are output. Other fences are errors, because the test would not run their content.
 func parsePage(page string) (steps []step, err error) {
-	block, continued := "", false
-	for i, line := range strings.Split(page, "\n") {
-		fail := func(format string, args ...any) ([]step, error) {
-			return nil, fmt.Errorf("line %d: %w", i+1, fmt.Errorf(format, args...))
-		}
-		current := &step{}
-		if len(steps) > 0 {
-			current = &steps[len(steps)-1]
-		}
-		command, isCommand := strings.CutPrefix(line, prompt)
-		switch {
-		case block == "" && strings.Contains(line, fence):
-			if line != consoleFence && line != foregroundFence {
-				return fail("%q: want %q or %q", line, consoleFence, foregroundFence)
-			}
-			block = line
-			steps = append(steps, step{}) // replaced by the first command
-		case block == "":
-		case line == fence:
-			if current.command == "" || continued {
-				return fail("the block lacks a command, or the end of a command")
-			}
-			block = ""
-		case continued:
-			current.command += "\n" + line
-			continued = strings.HasSuffix(line, `\`)
-		case isCommand:
-			s := step{line: i + 1, command: command, foreground: block == foregroundFence}
-			continued = strings.HasSuffix(command, `\`)
-			if current.command != "" {
-				if block == foregroundFence {
-					return fail("a block %q has more than one command", foregroundFence)
-				}
-				steps = append(steps, s)
-			} else {
-				*current = s
-			}
-		case current.command == "":
-			return fail("output before the first command")
-		default:
-			current.output = append(current.output, line)
-		}
+	blocks := block.FindAllStringSubmatchIndex(page, -1)
+	if len(blocks) == 0 || strings.Count(page, fence) != 2*len(blocks) {
+		return nil, errors.New("want fences with blocks of commands only")
 	}
-	if block != "" || len(steps) == 0 {
-		return nil, errors.New("no block, or a block without end")
+	for _, at := range blocks {
+		kind, begin := page[at[2]:at[3]], at[4]
+		if kind == " untested" {
+			continue
+		}
+		foreground := kind == " foreground"
+		var commands []step
+		line := strings.Count(page[:begin], "\n")
+		for text := range strings.Lines(page[begin:at[5]]) {
+			line++
+			text = strings.TrimSuffix(text, "\n")
+			command, isCommand := strings.CutPrefix(text, prompt)
+			if isCommand {
+				commands = append(commands, step{line: line, command: command, foreground: foreground})
+				continue
+			}
+			if len(commands) == 0 {
+				return nil, fmt.Errorf("line %d: output before the first command", line)
+			}
+			current := &commands[len(commands)-1]
+			if strings.HasSuffix(current.command, `\`) {
+				current.command += "\n" + text
+			} else {
+				current.output = append(current.output, text)
+			}
+		}
+		if len(commands) == 0 || foreground && len(commands) > 1 || strings.HasSuffix(commands[len(commands)-1].command, `\`) {
+			return nil, fmt.Errorf("line %d: the block lacks a command or its end, or has several in the foreground", line)
+		}
+		steps = append(steps, commands...)
 	}
 	return steps, nil
 }
@@ -130,73 +119,22 @@ func fillCommand(command, printed string) (string, error) {
 
 func TestParsePage(t *testing.T) {
 	steps, err := parsePage("# Title\ntext $ here\n```console foreground\n$ make cluster\n…\nready\n```\n" +
-		"```console\n$ one \\\n    --two\nout 1\n\nout 2\n$ three\n$ four\nout\n```\nend\n")
+		"```console untested\n$ kind\n```\n```console\n$ one \\\n    --two\nout 1\n\nout 2\n$ three\n$ four\nout\n```\nend\n")
 	want := []step{
 		{4, "make cluster", []string{"…", "ready"}, true},
-		{9, "one \\\n    --two", []string{"out 1", "", "out 2"}, false},
-		{14, "three", nil, false},
-		{15, "four", []string{"out"}, false},
+		{12, "one \\\n    --two", []string{"out 1", "", "out 2"}, false},
+		{17, "three", nil, false},
+		{18, "four", []string{"out"}, false},
 	}
 	if err != nil || !reflect.DeepEqual(steps, want) {
 		t.Errorf("error %v\ngot  %#v\nwant %#v", err, steps, want)
 	}
-	for page, want := range map[string]string{
-		"no block":                                        "no block",
-		"```console\n$ true":                              "no block",
-		"```console\nout\n```":                            "line 2: output before",
-		"```console\n```":                                 "line 2: the block lacks",
-		"```console\n$ a \\\n```":                         "line 3: the block lacks",
-		"```sh\ntrue\n```":                                "line 1: \"```sh\": want",
-		"1. step\n   ```console\n   $ true\n   ```":       "line 2: ",
-		"```console foreground\n$ a\n$ b\n```":            "line 3: a block",
-		"```console\n$ true\n```\n```console\nout\n```\n": "line 5: output before",
+	for _, page := range []string{
+		"no block", "```console\n$ true", "```console\nout\n```", "```console\n```", "```console\n$ a \\\n```", "```sh\ntrue\n```",
+		"1. step\n   ```console\n   $ true\n   ```", "```console foreground\n$ a\n$ b\n```", "```console\n$ true\n```\n```console\nout\n```\n",
 	} {
-		if _, err := parsePage(page); err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("page %q: got error %v, want %s", page, err, want)
-		}
-	}
-}
-
-func TestCompare(t *testing.T) {
-	for _, c := range []struct {
-		want, got string
-		prefix    bool
-		equal     bool
-	}{
-		{"", "", false, true},
-		{"", "x\n", false, false},
-		{"a b", "a b\n", false, true},
-		{"a b", "a   b  \n", false, true},
-		{"a b", "ab\n", false, false},
-		{"a b", "a b", false, true},
-		{"a b", "a b\nmore\n", false, false},
-		{"a b", "a b\nmore\n", true, true},
-		{"a b", "a\nb\n", false, false},
-		{"a.c", "abc\n", false, false},
-		{"GPU-… 1", "GPU-0a 1\n", false, true},
-		{"GPU-… 1", "GPU-0a 2\n", false, false},
-		{"GPU-… 1", "GPU-0a\n 1\n", false, false},
-		{"gpu-…", "gpu-\n", false, false},
-		{"…\nend", "a\nb\nend\n", false, true},
-		{"…\nend", "end\n", false, false},
-		{"…\nend", "a\nend\nb\n", false, false},
-		{"a\n…", "a\nb\nc\n", false, true},
-	} {
-		var want []string
-		if c.want != "" {
-			want = strings.Split(c.want, "\n")
-		}
-		if err := compare(want, c.got, c.prefix); (err == nil) != c.equal {
-			t.Errorf("compare %q with %q: got error %v, want equal: %t", c.got, c.want, err, c.equal)
-		}
-	}
-}
-
-func TestFillCommand(t *testing.T) {
-	const printed = "ready\n  export A=1 B=/x:$B\n  other\n"
-	for command, want := range map[string]string{"kubectl get": "kubectl get", "export A=… B=…:$B": "export A=1 B=/x:$B", "export C=…": "", "…": ""} {
-		if got, err := fillCommand(command, printed); got != want || (err == nil) != (want != "") {
-			t.Errorf("command %s: got %q, %v, want %q", command, got, err, want)
+		if steps, err := parsePage(page); err == nil {
+			t.Errorf("page %q: got %v, want an error", page, steps)
 		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // terminal is a shell in the repository root.
@@ -32,12 +34,8 @@ func newTerminal(t *testing.T) *terminal {
 	term.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	term.command.Stdout, term.command.Stderr = term, term // in order, by a single pipe
 	stdin, err := term.command.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := term.command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, term.command.Start())
 	term.stdin = stdin
 	go func() {
 		defer close(term.closed)

@@ -13,6 +13,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 const (
@@ -93,11 +96,8 @@ func TestTutorial(t *testing.T) {
 
 func readPage(t *testing.T) []step {
 	t.Helper()
-	page, err := os.ReadFile(pagePath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	steps, err := parsePage(string(page))
+	page := testfile.Read(t, pagePath)
+	steps, err := parsePage(page)
 	if err != nil {
 		t.Fatalf("%s: %v", pagePath, err)
 	}
@@ -137,50 +137,49 @@ func (t *terminal) runForeground(ctx context.Context, s step, timeout time.Durat
 	}
 }
 
-func TestQuery(t *testing.T) {
-	for command, want := range map[string]bool{
-		"kubectl get pods": true, "kubectl podgauge nodes": true, "curl -s localhost:9400/": true,
-		"kubectl -n podgauge exec ds/podgauge -- podgauge incidents":         true,
-		"kubectl -n podgauge exec ds/podgauge -- podgauge simulate xid 0 95": false,
-		"kubectl delete pod gpu-pod":                                         false, "helm install podgauge": false,
-	} {
-		if query.MatchString(command+" ") != want {
-			t.Errorf("%s: query is %t, want %t", command, !want, want)
-		}
-	}
-}
-
 // TestTerminal runs steps in a terminal, with matching and other outputs.
 func TestTerminal(t *testing.T) {
 	shell := newTerminal(t)
 	for _, c := range []struct {
-		step
-		want string // of the error
+		command string
+		output  []string // on the page
+		want    string   // of the error
 	}{
-		{step{command: "A=1; B='two words'"}, ""},
-		{step{command: `echo "$A" \` + "\n" + `  "$B"`, output: []string{"1 two words"}}, ""},
-		{step{command: "echo other", output: []string{"one"}}, "the page has:\none"},
-		{step{command: "echo out; false", output: []string{"out"}}, "exit status 1"},
-		{step{command: "cat", output: nil}, ""}, // no input
-		{step{command: "sleep 60 & echo error >&2", output: []string{"error"}}, ""},
-		{step{command: "kill %1"}, ""},
-		{step{command: "echo $?", output: []string{"0"}}, ""},
+		{"A=1; B='two words'", nil, ""},
+		{`echo "$A" \` + "\n" + `  "$B"`, []string{"1 two words"}, ""},
+		{"echo other", []string{"one"}, "the page has:\none"},
+		{"echo one; echo more", []string{"one"}, "the page has:\none"},
+		{"echo 'a   b  '", []string{"a b"}, ""},
+		{"echo ab", []string{"a b"}, "the page has:"},
+		{"echo abc", []string{"a.c"}, "the page has:"},
+		{"echo GPU-0a 1", []string{"GPU-… 1"}, ""},
+		{"echo GPU-0a 2", []string{"GPU-… 1"}, "the page has:"},
+		{"echo a; echo b; echo end", []string{"…", "end"}, ""},
+		{"echo end", []string{"…", "end"}, "the page has:"},
+		{"echo out; false", []string{"out"}, "exit status 1"},
+		{"cat", nil, ""}, // no input
+		{"sleep 60 & echo error >&2", []string{"error"}, ""},
+		{"kill %1", nil, ""},
+		{"echo $?", []string{"0"}, ""},
 	} {
-		if err := shell.runStep(t.Context(), c.step, ""); (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
+		err := shell.runStep(t.Context(), step{command: c.command, output: c.output}, "")
+		if (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
 			t.Errorf("command %s: got error %v, want %q", c.command, err, c.want)
 		}
 	}
 	foreground := newTerminal(t)
-	if err := foreground.runForeground(t.Context(), step{command: "echo building; echo up; echo '  export A=1'; exec sleep 60", output: []string{"…", "up"}}, time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	if err := shell.runStep(t.Context(), step{command: "export A=…"}, foreground.output()); err != nil {
-		t.Error(err)
+	up := step{command: "echo building; echo up; echo '  export A=1'; exec sleep 60", output: []string{"…", "up"}}
+	require.NoError(t, foreground.runForeground(t.Context(), up, time.Minute))
+	for command, found := range map[string]bool{"export A=…": true, "export C=…": false} {
+		if err := shell.runStep(t.Context(), step{command: command}, foreground.output()); (err == nil) != found {
+			t.Errorf("command %s: got error %v, want a line to copy: %t", command, err, found)
+		}
 	}
 	if err := foreground.interrupt(time.Minute); err != nil {
 		t.Error(err)
 	}
-	if err := newTerminal(t).runForeground(t.Context(), step{command: "echo no; exit 1", output: []string{"up"}}, time.Minute); err == nil || !strings.HasPrefix(err.Error(), "the command exited") {
+	exits := step{command: "echo no; exit 1", output: []string{"up"}}
+	if err := newTerminal(t).runForeground(t.Context(), exits, time.Minute); err == nil || !strings.HasPrefix(err.Error(), "the command exited") {
 		t.Errorf("foreground command that exits: got error %v", err)
 	}
 }

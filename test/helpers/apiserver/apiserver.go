@@ -80,11 +80,7 @@ func (s *Server) Options() kubeapi.Options {
 // Client returns a client.
 func (s *Server) Client() *kubeapi.Client {
 	s.t.Helper()
-	c, err := kubeapi.New(s.Options())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return c
+	return kubeapi.New(s.Options())
 }
 
 // SetToken replaces the client's token file.

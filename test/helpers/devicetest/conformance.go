@@ -26,9 +26,7 @@ func TestBackend(t *testing.T, b device.Backend) {
 	}
 	t.Run("metrics", func(t *testing.T) { testMetrics(t, b) })
 	t.Run("devices", func(t *testing.T) { testDevices(t, b, devices) })
-	if linkReader, ok := b.(device.LinkReader); ok {
-		t.Run("links", func(t *testing.T) { testLinks(t, linkReader, devices) })
-	}
+	t.Run("links", func(t *testing.T) { testLinks(t, b, devices) })
 	for _, d := range devices {
 		t.Run("read "+string(d.ID), func(t *testing.T) { testRead(t, b, d) })
 	}
@@ -106,12 +104,12 @@ func testMIGDevice(t *testing.T, d device.Device, devices []device.Device) {
 	}
 }
 
-func testLinks(t *testing.T, l device.LinkReader, devices []device.Device) {
+func testLinks(t *testing.T, b device.Backend, devices []device.Device) {
 	gpus := map[device.GPU]bool{}
 	for _, d := range devices {
 		gpus[d.GPU] = true
 	}
-	list, err := l.Links(t.Context())
+	list, err := b.Links(t.Context())
 	if err != nil || list == nil {
 		t.Fatalf("Links: got %v, error %v, want a list", list, err)
 	}

@@ -4,6 +4,7 @@ package program
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"io"
 	"net/http"
 	"os"
@@ -16,6 +17,10 @@ import (
 
 // Env is the variable that turns a test binary into the program.
 const Env = "PODGAUGE_TEST_PROGRAM"
+
+// binaryEnv is the variable with the path of a built program, which Start runs
+// in place of the test binary.
+const binaryEnv = "PODGAUGE_BINARY"
 
 const (
 	waitTimeout  = time.Minute
@@ -33,7 +38,8 @@ func Main(m *testing.M, main func()) {
 
 // RunningProgram is a running podgauge.
 type RunningProgram struct {
-	URL string // of /metrics
+	URL     string // of /metrics
+	Started time.Time
 
 	command      *exec.Cmd
 	stderrClosed chan struct{} // closed at the end of stderr
@@ -44,17 +50,23 @@ type RunningProgram struct {
 // the flags of folders.
 func Start(t *testing.T, env []string, args ...string) *RunningProgram {
 	t.Helper()
-	command := exec.Command(os.Args[0], append(args, "--web.listen-address=127.0.0.1:0")...)
+	return StartFile(t, cmp.Or(os.Getenv(binaryEnv), os.Args[0]), env, args...)
+}
+
+// StartFile is Start with the program in a file.
+func StartFile(t *testing.T, file string, env []string, args ...string) *RunningProgram {
+	t.Helper()
+	command := exec.Command(file, append(args, "--web.listen-address=127.0.0.1:0")...)
 	command.Env = append(append(os.Environ(), Env+"=1"), env...)
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stderr, err := command.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
+	p := &RunningProgram{Started: time.Now(), command: command, stderrClosed: make(chan struct{})}
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p := &RunningProgram{command: command, stderrClosed: make(chan struct{})}
 	t.Cleanup(func() { p.stop(t) })
 	lines := bufio.NewScanner(stderr)
 	for p.URL == "" && lines.Scan() {
@@ -121,7 +133,7 @@ func (p *RunningProgram) Scrape(t *testing.T) string {
 }
 
 // WaitUntil waits until a condition holds, for a minute at most.
-func WaitUntil(t *testing.T, what string, holds func() bool) {
+func WaitUntil(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
@@ -133,7 +145,7 @@ func WaitUntil(t *testing.T, what string, holds func() bool) {
 }
 
 // ShortDir returns a temporary folder with a short path, as unix sockets need.
-func ShortDir(t *testing.T) string {
+func ShortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pg")
 	if err != nil {

@@ -5,42 +5,6 @@ import (
 	"slices"
 )
 
-// EnergyBalance compares a device's energy counter with the attributed energy
-// of containers and idle time, in joules.
-type EnergyBalance struct {
-	Device string
-	// Measured is the increase of the counter from the start of the first
-	// snapshot to the end of the last.
-	Measured float64
-	// Attributed is the increase of all owner counters; an owner that ended
-	// counts with the last exported value.
-	Attributed float64
-	// MaxUnseen limits the energy attributed to owners after their last
-	// snapshot. The energy between a pod's last snapshot and the next belongs
-	// to that pod (docs/contributing/adr/0003-owner-counters.md).
-	MaxUnseen float64
-	// Uncertainty is the energy during the first and the last snapshot. A
-	// collection reads the counter at an unknown moment.
-	Uncertainty float64
-}
-
-// counterResolution is the error of a counter's value, in joules. NVML counts
-// millijoules, and a float64 of Unix seconds has a resolution of 0.25 µs.
-const counterResolution = 0.01
-
-// Deviation returns the difference between measured and attributed energy
-// beyond the unseen energy; 0 if both are consistent.
-func (b EnergyBalance) Deviation() float64 {
-	switch {
-	case b.Attributed > b.Measured+counterResolution:
-		return b.Attributed - b.Measured
-	case b.Attributed < b.Measured-b.MaxUnseen-b.Uncertainty-counterResolution:
-		return b.Measured - b.MaxUnseen - b.Uncertainty - b.Attributed
-	default:
-		return 0
-	}
-}
-
 // checkBalance adds up the owner counters of a device and checks each of them.
 func (v *verifier) checkBalance(device string, snapshots []MetricsSnapshot) EnergyBalance {
 	known := slices.DeleteFunc(slices.Clone(snapshots), func(s MetricsSnapshot) bool {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,26 +13,21 @@ import (
 
 // modelNode is a simulated node with a correct kubelet. A distortion changes the snapshots of podgauge.
 type modelNode struct {
-	distortion distortion
-	mu         sync.Mutex
-	owners     map[string]ContainerKey // guarded by mu, like all fields below
+	distort distortion
+	mu      sync.Mutex
+	owners  map[string]ContainerKey // guarded by mu, like all fields below
 	// kubeletDown is true without a kubelet; for 100 ms after kubeletUpAt the lists are incomplete.
 	kubeletDown    bool
 	kubeletUpAt    time.Time
 	knownOwners    map[string]ContainerKey // by podgauge
 	energyByDevice map[string]*energyAttribution
-	ownerHistory   []ownerRecord
 	snapshotCount  int
 }
 
-// distortion changes snapshot number n of podgauge.
-type distortion func(m *modelNode, s *MetricsSnapshot, n int)
+// distortion changes distortedGPU in snapshot number n. The GPU has used joules so far.
+type distortion func(n int, joules float64, d *ShownDevice)
 
-// ownerRecord has the owners of all devices at a time.
-type ownerRecord struct {
-	at     time.Time
-	owners map[string]ContainerKey
-}
+var distortedGPU = gpuID(3)
 
 type energyAttribution struct {
 	counter float64
@@ -50,7 +44,7 @@ const (
 var unnamedOwner = ContainerKey{Pod: "unnamed"}
 
 func newModelNode(d distortion) *modelNode {
-	return &modelNode{distortion: d, owners: map[string]ContainerKey{}, knownOwners: map[string]ContainerKey{}, energyByDevice: map[string]*energyAttribution{}}
+	return &modelNode{distort: d, owners: map[string]ContainerKey{}, knownOwners: map[string]ContainerKey{}, energyByDevice: map[string]*energyAttribution{}}
 }
 
 func gpuID(i int) string { return fmt.Sprintf("GPU-%d", i) }
@@ -79,7 +73,6 @@ func (m *modelNode) CreatePod(_ context.Context, name string, count int) error {
 		m.owners[id] = ContainerKey{PodNamespace, m.PodName(name), ContainerName}
 		m.knownOwners[id] = unnamedOwner // from Allocate
 	}
-	m.recordOwners()
 	return nil
 }
 
@@ -87,12 +80,7 @@ func (m *modelNode) DeletePod(name string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	maps.DeleteFunc(m.owners, func(_ string, o ContainerKey) bool { return o.Pod == m.PodName(name) })
-	m.recordOwners()
 	return nil
-}
-
-func (m *modelNode) recordOwners() {
-	m.ownerHistory = append(m.ownerHistory, ownerRecord{time.Now(), maps.Clone(m.owners)})
 }
 
 func (m *modelNode) RestartKubelet(ctx context.Context, _ int, wait time.Duration) error {
@@ -127,6 +115,7 @@ func (m *modelNode) Scrape(ctx context.Context) (MetricsSnapshot, error) {
 	if a.Complete { // otherwise keep the last owners
 		m.knownOwners = maps.Clone(m.owners)
 	}
+	m.snapshotCount++
 	s := MetricsSnapshot{Span: a.Span, KubeletUp: !m.kubeletDown, Devices: map[string]ShownDevice{}}
 	for i := range gpus {
 		id := gpuID(i)
@@ -139,10 +128,10 @@ func (m *modelNode) Scrape(ctx context.Context) (MetricsSnapshot, error) {
 			d.State, d.Owners = StateNamed, []ContainerKey{d.Owner}
 		}
 		d.EnergyOwner, d.AttributedJoules = d.Owner, m.attribute(id, d.Owner, a.From)
+		if m.distort != nil && id == distortedGPU {
+			m.distort(m.snapshotCount, energyAt(id, a.From), &d)
+		}
 		s.Devices[id] = d
-	}
-	if m.snapshotCount++; m.distortion != nil {
-		m.distortion(m, &s, m.snapshotCount)
 	}
 	return s, err
 }
@@ -158,162 +147,3 @@ func (m *modelNode) attribute(id string, owner ContainerKey, at time.Time) float
 	a.counter, a.owner = raw, owner
 	return a.sums[owner]
 }
-
-// setOwner changes the owner of a device; the zero key makes the device idle.
-func (s *MetricsSnapshot) setOwner(id string, o ContainerKey) {
-	d := s.Devices[id]
-	d.State, d.Owner, d.EnergyOwner, d.Owners = StateNamed, o, o, []ContainerKey{o}
-	if o == (ContainerKey{}) {
-		d.State, d.Owners = StateIdle, nil
-	}
-	s.Devices[id] = d
-}
-
-// staleOwners reports the owners of 1.5 s ago.
-func staleOwners(m *modelNode, s *MetricsSnapshot, _ int) {
-	then := map[string]ContainerKey{}
-	for _, p := range m.ownerHistory {
-		if p.at.Before(s.From.Add(-1500 * time.Millisecond)) {
-			then = p.owners
-		}
-	}
-	for id := range s.Devices {
-		s.setOwner(id, then[id])
-	}
-}
-
-// swappedOwners reports the owner of GPU 1 for GPU 0.
-func swappedOwners(_ *modelNode, s *MetricsSnapshot, _ int) {
-	if a, b := s.Devices[gpuID(0)], s.Devices[gpuID(1)]; a.State == StateNamed && b.State == StateNamed && a.Owner != b.Owner {
-		s.setOwner(gpuID(0), b.Owner)
-	}
-}
-
-// inventedOwner reports a container that never existed, once.
-func inventedOwner(_ *modelNode, s *MetricsSnapshot, n int) {
-	if n == 50 {
-		s.setOwner(gpuID(gpus-1), ContainerKey{"default", "invented", "main"})
-	}
-}
-
-// stickyOwner reports an ended owner for two seconds, until a new owner replaces it.
-func stickyOwner() distortion {
-	last, when := map[string]ContainerKey{}, map[string]time.Time{}
-	return func(_ *modelNode, s *MetricsSnapshot, _ int) {
-		for id, d := range s.Devices {
-			if d.State == StateNamed {
-				last[id], when[id] = d.Owner, s.From
-			} else if d.State == StateIdle && s.From.Sub(when[id]) < 2*time.Second {
-				s.setOwner(id, last[id])
-			}
-		}
-	}
-}
-
-// falselyIdle reports all devices idle in every 100th snapshot.
-func falselyIdle(_ *modelNode, s *MetricsSnapshot, n int) {
-	if n%100 == 0 {
-		for id := range s.Devices {
-			s.setOwner(id, ContainerKey{})
-		}
-	}
-}
-
-// sometimesUnknown reports the owner of GPU 2 as unknown in every 30th snapshot.
-func sometimesUnknown(_ *modelNode, s *MetricsSnapshot, n int) {
-	if n%30 == 0 {
-		d := s.Devices[gpuID(2)]
-		d.State, d.Owner, d.Owners, d.HasEnergy = StateUnknown, ContainerKey{}, nil, false
-		s.Devices[gpuID(2)] = d
-	}
-}
-
-// falselyKubeletDown reports the kubelet down in every 30th snapshot.
-func falselyKubeletDown(_ *modelNode, s *MetricsSnapshot, n int) {
-	s.KubeletUp = s.KubeletUp && n%30 != 0
-}
-
-// neverNamed omits the owner of GPU 0.
-func neverNamed(_ *modelNode, s *MetricsSnapshot, _ int) {
-	if d := s.Devices[gpuID(0)]; d.State == StateNamed {
-		d.State, d.Owner, d.EnergyOwner, d.Owners = StateUnnamed, ContainerKey{}, ContainerKey{}, nil
-		s.Devices[gpuID(0)] = d
-	}
-}
-
-// inconsistentSeries omits the owner of GPU 0 in the energy counter only.
-func inconsistentSeries(_ *modelNode, s *MetricsSnapshot, n int) {
-	if d := s.Devices[gpuID(0)]; n > 50 && d.State == StateNamed {
-		d.EnergyOwner = ContainerKey{}
-		s.Devices[gpuID(0)] = d
-	}
-}
-
-// lostIdleEnergy omits the energy of GPU 3 while idle.
-func lostIdleEnergy(_ *modelNode, s *MetricsSnapshot, _ int) {
-	if d := s.Devices[gpuID(3)]; d.EnergyOwner == (ContainerKey{}) {
-		d.AttributedJoules = 0
-		s.Devices[gpuID(3)] = d
-	}
-}
-
-// doubleCountedEnergy attributes the energy of pods to the idle time as well.
-func doubleCountedEnergy(_ *modelNode, s *MetricsSnapshot, _ int) {
-	d := s.Devices[gpuID(0)]
-	if d.State == StateIdle {
-		d.AttributedJoules = energyAt(gpuID(0), s.From)
-		s.Devices[gpuID(0)] = d
-	}
-}
-
-// inheritedEnergy attributes all earlier energy of a device to the current pod.
-func inheritedEnergy(_ *modelNode, s *MetricsSnapshot, _ int) {
-	for id, d := range s.Devices {
-		d.AttributedJoules = energyAt(id, s.From)
-		s.Devices[id] = d
-	}
-}
-
-// undercountedEnergy attributes half of each pod's energy to the idle time.
-func undercountedEnergy() distortion {
-	moved := map[DeviceOwner]float64{}
-	return func(_ *modelNode, s *MetricsSnapshot, _ int) {
-		for id, d := range s.Devices {
-			if d.State == StateNamed {
-				moved[DeviceOwner{id, d.Owner}] = d.AttributedJoules / 2
-				d.AttributedJoules /= 2
-			} else {
-				for key, joules := range moved {
-					if key.Device == id {
-						d.AttributedJoules += joules
-					}
-				}
-			}
-			s.Devices[id] = d
-		}
-	}
-}
-
-// distortions has each distortion and a part of the expected error.
-var distortions = map[string]struct {
-	make func() distortion
-	want string
-}{
-	"stale":               {constantDistortion(staleOwners), "wrong owners in snapshots"},
-	"swapped":             {constantDistortion(swappedOwners), "wrong owners in snapshots"},
-	"invented":            {constantDistortion(inventedOwner), "1 wrong owners in snapshots"},
-	"sticky":              {stickyOwner, "wrong owners in snapshots"},
-	"idle":                {constantDistortion(falselyIdle), "is reported idle"},
-	"unknown":             {constantDistortion(sometimesUnknown), "snapshots outside restarts have an unknown owner"},
-	"down":                {constantDistortion(falselyKubeletDown), "snapshots outside restarts have an unknown owner"},
-	"unnamed":             {constantDistortion(neverNamed), "allocations of a second or more are labeled"},
-	"inconsistent":        {constantDistortion(inconsistentSeries), "but energy of"},
-	"lost idle energy":    {constantDistortion(lostIdleEnergy), "GPU-3 used"},
-	"double energy":       {constantDistortion(doubleCountedEnergy), "GPU-0 used"},
-	"inherited energy":    {constantDistortion(inheritedEnergy), "J are attributed to"},
-	"undercounted energy": {undercountedEnergy, "J are attributed to"},
-}
-
-func constantDistortion(d distortion) func() distortion { return func() distortion { return d } }
-
-func sortedDistortions() []string { return slices.Sorted(maps.Keys(distortions)) }

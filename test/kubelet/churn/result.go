@@ -9,6 +9,31 @@ import (
 	"time"
 )
 
+// GroundTruth is the state of the node from sources other than podgauge.
+type GroundTruth struct {
+	Allocations []AllocationPeriod
+	// Outages are the times of kubelet restarts, without a complete list.
+	Outages []Span
+	// EnergyAt returns a device's energy counter in joules at a time.
+	EnergyAt func(device string, at time.Time) float64
+}
+
+// verifier is the state of Verify.
+type verifier struct {
+	GroundTruth
+	VerifyResult
+	allocationsByDevice map[string][]AllocationPeriod
+	// longestCollection is the duration of the longest collection, at least 100
+	// ms.
+	longestCollection time.Duration
+	// kubeletUnseen has for each outage the time without a connection between
+	// podgauge and the kubelet.
+	kubeletUnseen []Span
+	// ownerSeen has the ends of the collections with an owner.
+	ownerSeen map[DeviceOwner][]time.Time
+	scrapes   []Span
+}
+
 // VerifyResult is the result of Verify. Each string describes a violation.
 type VerifyResult struct {
 	Transitions    int // starts and ends of pods with devices
@@ -41,6 +66,42 @@ type VerifyResult struct {
 	// counters.
 	EnergyBalances []EnergyBalance
 	Misattributed  []string
+}
+
+// EnergyBalance compares a device's energy counter with the attributed energy
+// of containers and idle time, in joules.
+type EnergyBalance struct {
+	Device string
+	// Measured is the increase of the counter from the start of the first
+	// snapshot to the end of the last.
+	Measured float64
+	// Attributed is the increase of all owner counters; an owner that ended
+	// counts with the last exported value.
+	Attributed float64
+	// MaxUnseen limits the energy attributed to owners after their last
+	// snapshot. The energy between a pod's last snapshot and the next belongs
+	// to that pod (docs/contributing/adr/0003-owner-counters.md).
+	MaxUnseen float64
+	// Uncertainty is the energy during the first and the last snapshot. A
+	// collection reads the counter at an unknown moment.
+	Uncertainty float64
+}
+
+// counterResolution is the error of a counter's value, in joules. NVML counts
+// millijoules, and a float64 of Unix seconds has a resolution of 0.25 µs.
+const counterResolution = 0.01
+
+// Deviation returns the difference between measured and attributed energy
+// beyond the unseen energy; 0 if both are consistent.
+func (b EnergyBalance) Deviation() float64 {
+	switch {
+	case b.Attributed > b.Measured+counterResolution:
+		return b.Attributed - b.Measured
+	case b.Attributed < b.Measured-b.MaxUnseen-b.Uncertainty-counterResolution:
+		return b.Measured - b.MaxUnseen - b.Uncertainty - b.Attributed
+	default:
+		return 0
+	}
 }
 
 // Limits of a successful churn.

@@ -8,15 +8,6 @@ import (
 	"time"
 )
 
-// GroundTruth is the state of the node from sources other than podgauge.
-type GroundTruth struct {
-	Allocations []AllocationPeriod
-	// Outages are the times of kubelet restarts, without a complete list.
-	Outages []Span
-	// EnergyAt returns a device's energy counter in joules at a time.
-	EnergyAt func(device string, at time.Time) float64
-}
-
 const (
 	// minLabelledDuration is the shortest allocation that must have a label in
 	// snapshots.
@@ -74,22 +65,6 @@ func Verify(t GroundTruth, snapshots []MetricsSnapshot) VerifyResult {
 		v.EnergyBalances = append(v.EnergyBalances, v.checkBalance(device, snapshots))
 	}
 	return v.VerifyResult
-}
-
-// verifier is the state of Verify.
-type verifier struct {
-	GroundTruth
-	VerifyResult
-	allocationsByDevice map[string][]AllocationPeriod
-	// longestCollection is the duration of the longest collection, at least 100
-	// ms.
-	longestCollection time.Duration
-	// kubeletUnseen has for each outage the time without a connection between
-	// podgauge and the kubelet.
-	kubeletUnseen []Span
-	// ownerSeen has the ends of the collections with an owner.
-	ownerSeen map[DeviceOwner][]time.Time
-	scrapes   []Span
 }
 
 // unseenSpan returns the time around an outage in which podgauge cannot notice

@@ -1,53 +1,61 @@
-// Package conformance is a table of kubelet behavior, from the point of view of a device plugin and a PodResources client. The table runs
-// against internal/sim/kubelet and real kubelets. If the two differ, a test fails, and internal/sim/kubelet is wrong.
-//
-// The cases use the kubelet's sockets and pods, and a fake device plugin. Each case has a new resource and new pods and cleans up:
-// the same kubelet can run the whole table.
-package conformance
+package conformance_test
 
 import (
-	"slices"
+	"context"
+	"errors"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
 
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/kubelet/conformance"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestNewKubelets runs each case against a new simulated kubelet.
-func TestNewKubelets(t *testing.T) {
-	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
-		for _, c := range allCases() {
-			t.Run(string(version)+"/"+c.name, func(t *testing.T) {
-				t.Parallel()
-				c.run(newCaseFixture(t, startSimulatedKubelet(t, version)))
-			})
-		}
-	}
-}
-
-// TestKubelet runs the table against one simulated kubelet of each version.
+// TestKubelet runs the table against simulated kubelets: a kubelet for each
+// case, and a kubelet for all cases.
 func TestKubelet(t *testing.T) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
+		start := func(t *testing.T) conformance.Kubelet {
+			return simulatedKubelet{background.Kubelet(t, kubelet.Options{Version: version})}
+		}
+		t.Run(string(version)+"/new", func(t *testing.T) { conformance.RunEach(t, start) })
 		t.Run(string(version), func(t *testing.T) {
 			t.Parallel()
-			runAll(t, startSimulatedKubelet(t, version))
+			conformance.Run(t, start(t))
 		})
 	}
 }
 
-// TestRealKubelet runs the table against the kubelet that TestConformance of test/e2e has started.
-func TestRealKubelet(t *testing.T) { runAll(t, connectRealKubelet(t)) }
+// simulatedKubelet implements conformance.Kubelet.
+type simulatedKubelet struct{ *kubelet.Kubelet }
 
-// allCases returns the table. The order of the cases is irrelevant.
-func allCases() []kubeletCase {
-	return slices.Concat(registrationCases, listCases, allocationCases, podResourcesCases, podCases, podsAPICases, restartCases)
+// SupportsClaims implements conformance.ClaimSupport.
+func (k simulatedKubelet) SupportsClaims() {}
+
+func (k simulatedKubelet) RunPod(ctx context.Context, p kubelet.PodSpec) (kubelet.PodStatus, error) {
+	var rejected *kubelet.AdmissionError
+	if err := k.Kubelet.RunPod(ctx, p); err != nil && !errors.As(err, &rejected) {
+		return kubelet.PodStatus{}, err
+	}
+	return k.Kubelet.Pod(p)
 }
 
-func runAll(t *testing.T, k subject) {
-	for _, c := range allCases() {
-		t.Run(c.name, func(t *testing.T) { c.run(newCaseFixture(t, k)) })
-	}
+func (k simulatedKubelet) Pod(_ context.Context, p kubelet.PodSpec) (kubelet.PodStatus, error) {
+	return k.Kubelet.Pod(p)
+}
+
+func (k simulatedKubelet) EndPod(_ context.Context, p kubelet.PodSpec) error {
+	return k.Kubelet.EndPod(p)
+}
+
+func (k simulatedKubelet) RemovePod(_ context.Context, p kubelet.PodSpec) error {
+	return k.DeletePod(p)
+}
+
+func (k simulatedKubelet) Restart(ctx context.Context, _ syscall.Signal, whileDown func()) error {
+	return k.Kubelet.Restart(ctx, whileDown)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -29,5 +30,9 @@ func TestRun(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "libnvidia-ml.so.1")); err != nil {
 		t.Error(err)
+	}
+	t.Setenv("CC", "false --for=arm64")
+	if got := runMain([]string{"-o", dir}, io.Discard, io.Discard); got != 1 {
+		t.Errorf("exit status %d with a compiler that fails, want 1", got)
 	}
 }

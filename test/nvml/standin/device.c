@@ -1,6 +1,7 @@
 /* Functions that return one or a few current values of a GPU. */
 
 #include <stdio.h>
+#include <string.h>
 
 #include "call.h"
 
@@ -87,6 +88,8 @@ nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
     nvmlReturn_t function(nvmlDevice_t device, char *out, unsigned int length) \
     { \
         DEVICE_CALL(device); \
+        if (strcmp(gpu->texts[text_##text], "none") == 0) \
+            return NVML_ERROR_NOT_SUPPORTED; \
         return copy_text(gpu->texts[text_##text], out, length); \
     }
 

@@ -74,7 +74,7 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorTyp
 }
 
 /* GPUs since Turing have the locations DRAM and SRAM. As the header specifies, a MIG device only has volatile uncorrected errors
- * in SRAM, and a MIG-enabled GPU only has aggregate errors. */
+ * in SRAM. A MIG-enabled GPU has all errors, which the header denies for volatile ones. */
 nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErrorType_t errorType,
                                              nvmlEccCounterType_t counterType, nvmlMemoryLocation_t locationType,
                                              unsigned long long *count)
@@ -84,8 +84,6 @@ nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErro
     bool in_sram = locationType == NVML_MEMORY_LOCATION_SRAM, is_volatile = counterType == NVML_VOLATILE_ECC;
     int64_t number;
     if (mig && !(in_sram && is_volatile && errorType == NVML_MEMORY_ERROR_TYPE_UNCORRECTED))
-        return NVML_ERROR_NOT_SUPPORTED;
-    if (!mig && is_volatile && is_partitioned(&call, call.gpu))
         return NVML_ERROR_NOT_SUPPORTED;
     if (!in_sram && locationType != NVML_MEMORY_LOCATION_DRAM)
         return NVML_ERROR_NOT_SUPPORTED;

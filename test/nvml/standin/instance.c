@@ -23,13 +23,15 @@ static const struct mig_device *first_mig_device(const struct call *call, int gp
     return NULL;
 }
 
-/* Profile numbers and sizes of an H100 (nvidia-smi mig -lgip). */
+/* Profile numbers and sizes of an H100 and an H200 (nvidia-smi mig -lgip). */
 static const struct {
     const char *name; /* of a GPU instance, without "1c." */
     unsigned int number, size;
 } profiles[] = {
     {"1g.10gb+me", 20, 1}, {"1g.10gb", 19, 1}, {"1g.20gb", 15, 2}, {"2g.20gb", 14, 2},
     {"3g.40gb", 9, 4},     {"4g.40gb", 5, 4},  {"7g.80gb", 0, 8},
+    {"1g.18gb+me", 20, 1}, {"1g.18gb", 19, 1}, {"1g.35gb", 15, 2}, {"2g.35gb", 14, 2},
+    {"3g.71gb", 9, 4},     {"4g.71gb", 5, 4},  {"7g.141gb", 0, 8},
 };
 
 nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *gpuInstance)

@@ -28,10 +28,23 @@ static bool has_bar1(const struct mig_device *mig)
     return mig->bar1_used.shape != ABSENT;
 }
 
+/* The memory of profiles of H100 and H200, by the size in their names. Other profiles have the size in the name. */
+static const struct {
+    unsigned int gb;
+    unsigned long long mib;
+} profile_memory[] = {{10, 9984}, {20, 20096}, {40, 40448}, {18, 16384}, {35, 33280}, {71, 71424}};
+
 unsigned long long mig_memory(const struct gpu *gpu, const struct mig_device *mig)
 {
     const struct mig_device *source = device_with(gpu, mig, has_memory);
-    return source->memory ? source->memory : (unsigned long long)profile_size(mig).gb << 30;
+    unsigned int gb = profile_size(mig).gb;
+    if (source->memory)
+        return source->memory;
+    for (size_t i = 0; i < sizeof profile_memory / sizeof *profile_memory; i++) {
+        if (profile_memory[i].gb == gb)
+            return profile_memory[i].mib << 20;
+    }
+    return (unsigned long long)gb << 30;
 }
 
 static unsigned long long now(const struct call *call, const struct curve *c)
@@ -87,16 +100,26 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     return get_memory(&call, gpu, mig, memory);
 }
 
-/* A MIG device has a fraction of the window, in eighths. */
+/* The part of the window that a MIG-enabled GPU keeps besides its memory. */
+enum { KEPT_BAR1 = 513 << 20 };
+
+/* A MIG-enabled GPU maps all its memory. A MIG device has a part of the rest, in eighths as its memory. */
 nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *bar1Memory)
 {
     ANY_CALL(device);
     REQUIRE(bar1Memory);
     READ(total, bar1_total);
     READ(used, bar1_used);
-    if (mig) {
-        total = total / 8 * (int64_t)profile_size(mig).g;
-        used = (int64_t)now(&call, &device_with(gpu, mig, has_bar1)->bar1_used);
+    if (is_partitioned(&call, call.gpu)) {
+        READ(memory, memory_total);
+        READ(reserved, memory_reserved);
+        if (total > memory + KEPT_BAR1)
+            used = memory - reserved;
+        if (mig) {
+            int64_t eighths = (8 * ((int64_t)profile_size(mig).gb << 30) + memory / 2) / memory;
+            total = (total - used - KEPT_BAR1) / 8 * eighths;
+            used = (int64_t)now(&call, &device_with(gpu, mig, has_bar1)->bar1_used);
+        }
     }
     *bar1Memory = (nvmlBAR1Memory_t){
         .bar1Total = (unsigned long long)total,

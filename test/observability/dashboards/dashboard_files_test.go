@@ -4,12 +4,13 @@ package dashboards
 
 import (
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 const (
@@ -72,12 +73,8 @@ func readDashboards(t *testing.T) (all []*dashboardFile) {
 		t.Fatalf("no dashboards: %v", err)
 	}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
 		b := &dashboardFile{Name: strings.TrimSuffix(filepath.Base(file), ".json")}
-		if err := json.Unmarshal(text, b); err != nil {
+		if err := json.Unmarshal([]byte(testfile.Read(t, file)), b); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
 		all = append(all, b)
@@ -105,14 +102,10 @@ type alertOrRecording struct {
 
 func readRules(t *testing.T, file string) (all []alertOrRecording) {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var content struct {
 		Groups []struct{ Rules []alertOrRecording }
 	}
-	if err := yaml.Unmarshal(text, &content); err != nil {
+	if err := yaml.Unmarshal([]byte(testfile.Read(t, file)), &content); err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
 	for _, g := range content.Groups {

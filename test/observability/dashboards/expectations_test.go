@@ -19,22 +19,6 @@ var expectedEmpty = map[string]string{
 // price is the value of the price variables.
 const price = "0.5"
 
-// expectedValues are values at the end of a run, counted by hand from the scripts: node-a has two MIG devices 1g.10gb, one of them
-// allocated, and an idle one 3g.40gb; its notebook is idle, too. One pod waits for two GPUs in each cluster.
-var expectedValues = map[string]map[string]float64{
-	"fleet: Nodes: A":                     {`{}`: 3},
-	"fleet: Idle but allocated: A":        {`{}`: 2},
-	"fleet: Requested by pending pods: A": {`{}`: 4},
-	"fleet: By MIG profile: A":            {`{mig_profile="1g.10gb"}`: 2, `{mig_profile="3g.40gb"}`: 1},
-	"fleet: By MIG profile: B":            {`{mig_profile="1g.10gb"}`: 1, `{mig_profile="3g.40gb"}`: 1},
-	"fleet: By MIG profile: C":            {`{mig_profile="1g.10gb"}`: 1, `{mig_profile="3g.40gb"}`: 0},
-	"fleet: MIG devices, by profile: B":   {`{mig_profile="1g.10gb"}`: 1, `{mig_profile="3g.40gb"}`: 0},
-	"fleet: Unallocated devices and pending pods: A": {
-		`{resource="nvidia.com/mig-1g.10gb"}`: 1, `{resource="nvidia.com/mig-3g.40gb"}`: 0,
-	},
-	"fleet: Unallocated devices and pending pods: B": {`{resource="nvidia_com_gpu"}`: 4},
-}
-
 // expectedAlert is the node of an active alert in a run, and its cause.
 type expectedAlert struct {
 	node  string // empty without a node label
@@ -46,9 +30,16 @@ type alertCause string
 const (
 	causeScript   alertCause = "the node's script or flags"
 	causeBackfill alertCause = "backfilled blocks"
-	causePast     alertCause = "past series that no script produces"
 	causeShutdown alertCause = "the stop of all nodes"
 )
+
+// untriggered are the alerts that neither scripts nor flags cause, because they evaluate days or many nodes, or because the simulator lacks
+// the fault. deploy/rules has tests of them.
+var untriggered = []string{
+	"PodgaugeAllocatableDropped", "PodgaugeCdiSpecMissing", "PodgaugeDeviceMissing", "PodgaugeDriverSkew", "PodgaugeFleetFailing",
+	"PodgaugeFleetUnhealthy", "PodgaugeKubernetesRequestsFailed", "PodgaugeMigWithoutDevices", "PodgaugeNvlinkDown", "PodgaugeRetiredTooLong",
+	"PodgaugeUnallocatedMemoryUsed", "PodgaugeUnattributedProcesses", "PodgaugeVbiosSkew",
+}
 
 // usualAlert applies to alerts without a row in unusualAlerts.
 var usualAlert = expectedAlert{"node-a", causeScript}
@@ -57,19 +48,7 @@ var usualAlert = expectedAlert{"node-a", causeScript}
 var unusualAlerts = map[string]expectedAlert{
 	"PodgaugeDeviceFlapping": {"node-a", causeBackfill},
 
-	"PodgaugeDeviceMissing":            {"node-a", causePast},
-	"PodgaugeFleetFailing":             {"", causePast},
-	"PodgaugeFleetUnhealthy":           {"", causePast},
-	"PodgaugeRetiredTooLong":           {"node-a", causePast},
-	"PodgaugeUnattributedProcesses":    {"node-a", causePast},
-	"PodgaugeUnallocatedMemoryUsed":    {"node-a", causePast},
-	"PodgaugeMigWithoutDevices":        {"node-a", causePast},
-	"PodgaugeDriverSkew":               {"", causePast},
-	"PodgaugeVbiosSkew":                {"node-a", causePast},
-	"PodgaugeCdiSpecMissing":           {"node-a", causePast},
-	"PodgaugeKubernetesRequestsFailed": {"", causePast},
-	"PodgaugeAllocatableDropped":       {"", causePast},
-	"PodgaugeConfigKeysUnknown":        {"", causeScript},
+	"PodgaugeConfigKeysUnknown": {"", causeScript},
 
 	"PodgaugeAbsent":              {"", causeShutdown},
 	"PodgaugeDown":                {"node-a", causeShutdown},
@@ -88,12 +67,12 @@ var unusualAlerts = map[string]expectedAlert{
 	"PodgaugeSeriesDropped":       {"node-c", causeScript},
 }
 
-// expectedAlerts returns the expectation for each alert of the rules.
+// expectedAlerts returns the expectation for each alert of the rules, apart from untriggered.
 func expectedAlerts(t *testing.T) map[string]expectedAlert {
 	t.Helper()
 	expected := map[string]expectedAlert{}
 	for _, r := range readRules(t, rulesFile) {
-		if r.Alert != "" {
+		if r.Alert != "" && !slices.Contains(untriggered, r.Alert) {
 			expected[r.Alert] = usualAlert
 		}
 	}
@@ -124,11 +103,6 @@ func TestTables(t *testing.T) {
 				t.Errorf("duplicate query %s", q.location)
 			}
 			queries[q.location] = true
-		}
-	}
-	for location := range expectedValues {
-		if !queries[location] {
-			t.Errorf("unknown query %s", location)
 		}
 	}
 	for location, reason := range expectedEmpty {

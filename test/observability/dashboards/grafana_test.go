@@ -22,14 +22,13 @@ const maxPoints = 800
 type panelRange struct {
 	begin, end time.Time
 	scrapes    time.Duration // interval; zero: scrapeInterval
-	minStep    time.Duration // of the panel
 }
 
 func (s panelRange) scrapeInterval() time.Duration { return cmp.Or(s.scrapes, scrapeInterval) }
 
 // interval returns $__interval, the step of a query over the range.
 func (s panelRange) interval() time.Duration {
-	return max(s.end.Sub(s.begin)/maxPoints, s.scrapeInterval(), s.minStep)
+	return max(s.end.Sub(s.begin)/maxPoints, s.scrapeInterval())
 }
 
 // rateInterval returns $__rate_interval: a window with two samples for each step, even if a scrape is missed.

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -19,12 +17,11 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/prometheus/client_golang/api"
 	prometheus "github.com/prometheus/client_golang/api/prometheus/v1"
 )
-
-// waitTimeout limits all waits; it is long enough for a busy machine.
-const waitTimeout = time.Minute
 
 // exitTimeout limits the exit of a program after SIGTERM.
 const exitTimeout = 10 * time.Second
@@ -36,7 +33,6 @@ type testProgram struct {
 	output   bytes.Buffer // read after the exit
 	stopOnce sync.Once
 	err      error
-	timeout  time.Duration // of the exit; zero: exitTimeout
 }
 
 // startProgram starts a program and stops it at the end of the test.
@@ -46,9 +42,7 @@ func startProgram(t *testing.T, name string, command string, args ...string) *te
 	p.Stdout, p.Stderr = &p.output, &p.output
 	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p.WaitDelay = exitTimeout
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Start())
 	t.Cleanup(func() {
 		if err := p.stop(); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -64,7 +58,7 @@ func startProgram(t *testing.T, name string, command string, args ...string) *te
 func (p *testProgram) stop() error {
 	p.stopOnce.Do(func() {
 		signalErr := p.Process.Signal(syscall.SIGTERM)
-		kill := time.AfterFunc(cmp.Or(p.timeout, exitTimeout), func() { p.Process.Kill() })
+		kill := time.AfterFunc(exitTimeout, func() { p.Process.Kill() })
 		p.err = errors.Join(signalErr, p.Wait())
 		kill.Stop()
 	})
@@ -72,17 +66,6 @@ func (p *testProgram) stop() error {
 }
 
 func tail(text string, n int) string { return text[max(0, len(text)-n):] }
-
-// freeAddress returns an unused local address.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
 
 // simNode is a simulated node.
 type simNode struct {
@@ -97,7 +80,7 @@ type simNode struct {
 func startNode(t *testing.T, cluster, name string, args ...string) *simNode {
 	t.Helper()
 	file := filepath.Join("testdata", name+".script")
-	n := &simNode{name: name, cluster: cluster, script: readScript(t, file), address: freeAddress(t)}
+	n := &simNode{name: name, cluster: cluster, script: readScript(t, file), address: program.FreeAddress(t)}
 	n.testProgram = startProgram(t, name, "../../../bin/podgauge-sim", append([]string{"--simulate=script:" + file, "--web.listen-address=" + n.address}, args...)...)
 	return n
 }
@@ -105,9 +88,7 @@ func startNode(t *testing.T, cluster, name string, args ...string) *simNode {
 func readScript(t *testing.T, file string) *sim.Script {
 	t.Helper()
 	text, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer text.Close()
 	script, err := sim.ReadScript(text)
 	if err != nil {
@@ -120,7 +101,7 @@ func readScript(t *testing.T, file string) *sim.Script {
 func (n *simNode) waitForMetrics(t *testing.T, wanted ...string) string {
 	t.Helper()
 	var text string
-	waitUntil(t, n.name+" has its metrics", func() bool {
+	program.WaitUntil(t, n.name+" has its metrics", func() bool {
 		text = fetch("http://" + n.address + "/metrics")
 		for _, w := range wanted {
 			if !strings.Contains(text, w) {
@@ -134,45 +115,23 @@ func (n *simNode) waitForMetrics(t *testing.T, wanted ...string) string {
 
 // fetch returns the body of a response with status 200, otherwise an empty text.
 func fetch(url string) string {
-	client := http.Client{Timeout: 5 * time.Second}
-	response, err := client.Get(url)
+	text, err := program.Fetch(context.Background(), &http.Client{Timeout: 5 * time.Second}, url)
 	if err != nil {
 		return ""
 	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil || response.StatusCode != http.StatusOK {
-		return ""
-	}
-	return string(text)
-}
-
-// waitUntil waits until the condition holds.
-func waitUntil(t *testing.T, condition string, holds func() bool) {
-	t.Helper()
-	end := time.Now().Add(waitTimeout)
-	poll := time.NewTicker(200 * time.Millisecond)
-	defer poll.Stop()
-	for !holds() {
-		if time.Now().After(end) {
-			t.Fatalf("timeout after %s: wait until %s", waitTimeout, condition)
-		}
-		<-poll.C
-	}
+	return text
 }
 
 // startPrometheus starts Prometheus with the config in dir and the blocks in data.
 func startPrometheus(t *testing.T, dir, data string) (promAPI prometheus.API, url string) {
 	t.Helper()
-	address := freeAddress(t)
+	address := program.FreeAddress(t)
 	startProgram(t, "prometheus", "prometheus", "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+data,
 		"--web.listen-address="+address, "--log.level=warn")
 	url = "http://" + address
-	waitUntil(t, "Prometheus is ready", func() bool { return fetch(url+"/-/ready") != "" })
+	program.WaitUntil(t, "Prometheus is ready", func() bool { return fetch(url+"/-/ready") != "" })
 	client, err := api.NewClient(api.Config{Address: url})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return prometheus.NewAPI(client), url
 }
 
@@ -181,6 +140,8 @@ type scrapeConfig struct {
 	honorLabels  bool
 	targetLabels string // of podgauge's pods
 	rules        []string
+	scrapes      time.Duration // interval; zero: scrapeInterval
+	evaluations  time.Duration // interval; zero: scrapeInterval
 }
 
 // honoring is the configuration of docs/how-to/monitor.md.
@@ -198,13 +159,11 @@ func writePrometheusConfig(t *testing.T, dir string, s scrapeConfig, nodes []*si
 	}
 	for _, file := range s.rules {
 		path, err := filepath.Abs(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		fmt.Fprintf(&rules, "%q, ", path)
 	}
 	text := fmt.Sprintf(`
-global: {scrape_interval: %[1]s, scrape_timeout: %[1]s, evaluation_interval: %[1]s}
+global: {scrape_interval: %[1]s, scrape_timeout: %[1]s, evaluation_interval: %[6]s}
 rule_files: [%[2]s]
 scrape_configs:
   - job_name: podgauge
@@ -217,10 +176,8 @@ scrape_configs:
     honor_labels: true
     static_configs:
 %[5]s
-`, scrapeInterval, rules.String(), s.honorLabels, targets.String(), exporters.String())
-	if err := os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+`, cmp.Or(s.scrapes, scrapeInterval), rules.String(), s.honorLabels, targets.String(), exporters.String(), cmp.Or(s.evaluations, scrapeInterval))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte(text), 0o600))
 }
 
 // sleepUntil sleeps until a time or the end of the context.

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/dashboards"
+	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	prometheus "github.com/prometheus/client_golang/api/prometheus/v1"
 )
 
@@ -33,9 +35,7 @@ func (c *dashboardRun) startOverriding(nodes []*simNode, exporters map[string]st
 			rules = append(rules, filepath.Join(dir, filepath.Base(file)))
 			err = os.WriteFile(rules[len(rules)-1], text, 0o600)
 		}
-		if err != nil {
-			c.Fatal(err)
-		}
+		require.NoError(c, err)
 	}
 	writePrometheusConfig(c.T, dir, scrapeConfig{rules: rules, targetLabels: `, namespace: "gpu", pod: "podgauge-x", container: "podgauge"`}, nodes, exporters)
 	client, _ := startPrometheus(c.T, dir, filepath.Join(dir, "data"))
@@ -45,16 +45,12 @@ func (c *dashboardRun) startOverriding(nodes []*simNode, exporters map[string]st
 // checkOwnerLabels checks that alerts and dashboards name the same owners in a Prometheus that does not honor labels.
 func (c *dashboardRun) checkOwnerLabels(overriding prometheus.API) {
 	files, err := dashboards.Files(renamed)
-	if err != nil {
-		c.Fatal(err)
-	}
+	require.NoError(c, err)
 	other := &dashboardRun{API: overriding, T: c.T, panelRange: c.panelRange}
 	var boards []*dashboardFile
 	for _, b := range readDashboards(c.T) {
 		changed := &dashboardFile{Name: b.Name}
-		if err := json.Unmarshal(files[b.Name+".json"], changed); err != nil {
-			c.Fatal(err)
-		}
+		require.NoError(c, json.Unmarshal(files[b.Name+".json"], changed))
 		boards = append(boards, changed)
 		for i, q := range b.queries() {
 			got, want := other.owners(changed, changed.queries()[i], renamed), c.owners(b, q, "")
@@ -124,7 +120,7 @@ func TestManagedCollection(t *testing.T) {
 	node.waitForMetrics(t, `pod="notebook-0"`)
 	writePrometheusConfig(t, dir, scrapeConfig{}, []*simNode{node}, nil)
 	client, _ := startPrometheus(t, dir, filepath.Join(dir, "data"))
-	waitUntil(t, "Prometheus has the owner", func() bool {
+	program.WaitUntil(t, "Prometheus has the owner", func() bool {
 		found, _, _, err := client.Query(t.Context(), `nvidia_gpu_allocation_info{namespace!="",pod="notebook-0",container!="",node="node-a"}`, time.Now())
 		return err == nil && found.String() != ""
 	})

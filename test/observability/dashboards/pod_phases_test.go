@@ -96,21 +96,3 @@ func TestScripts(t *testing.T) {
 		}
 	}
 }
-
-func TestPhases(t *testing.T) {
-	s, err := sim.ReadScript(strings.NewReader("1s pod a/x main=1\n2s pod a/y main=1\n3s fail a/x\n4s finish a/y\n5s delete a/y\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for at, want := range map[time.Duration]string{
-		0: "map[]", time.Second: "map[a/x:Running]", 3 * time.Second: "map[a/x:Failed a/y:Running]",
-		4 * time.Second: "map[a/x:Failed a/y:Succeeded]", time.Minute: "map[a/x:Failed]",
-	} {
-		if got := fmt.Sprint(podPhasesAt(s, at)); got != want {
-			t.Errorf("phases at %s: got %s, want %s", at, got, want)
-		}
-	}
-	if text := kubeStateFamilies(map[string]string{"a/x": "Failed"}); !strings.Contains(text, `pod="x",uid="uid-of-x",phase="Failed"} 1`) || strings.Count(text, "\nkube_pod_status_phase{") != len(podPhases) {
-		t.Errorf("metrics of a failed pod:\n%s", text)
-	}
-}

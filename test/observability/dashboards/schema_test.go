@@ -7,6 +7,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // invalidDashboards are changes of a dashboard that the schema rejects: the old text, its first replacement, and the error.
@@ -32,15 +35,11 @@ var schemaErrorPattern = regexp.MustCompile(`(?m)^(?:.*/)?([^/(]+)\.ts\(\d+,\d+\
 func TestSchema(t *testing.T) {
 	skipUnlessEnabled(t)
 	dir, err := os.MkdirTemp("schema", "check-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer os.RemoveAll(dir)
 	write := func(name, text string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	writeTyped := func(name, text string) {
 		write(name+".ts", "import type { Board } from \"../types\";\nexport const board: Board = "+text+";\n")
@@ -48,16 +47,13 @@ func TestSchema(t *testing.T) {
 	write("tsconfig.json", `{"extends": "../tsconfig.json"}`)
 	names := map[string]bool{}
 	for _, b := range readDashboards(t) {
-		text, err := os.ReadFile(filepath.Join(dashboardDir, b.Name+".json"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		writeTyped(b.Name, string(text))
+		text := testfile.Read(t, filepath.Join(dashboardDir, b.Name+".json"))
+		writeTyped(b.Name, text)
 		names[b.Name] = true
 		for name, s := range invalidDashboards {
 			if b.Name == "fleet" {
-				invalid := strings.Replace(string(text), s.old, s.invalid, 1)
-				if invalid == string(text) {
+				invalid := strings.Replace(text, s.old, s.invalid, 1)
+				if invalid == text {
 					t.Errorf("%s: %s lacks %s", name, b.Name, s.old)
 				}
 				writeTyped(strings.ReplaceAll(name, " ", "-"), invalid)

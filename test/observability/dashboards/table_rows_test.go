@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/prometheus/common/model"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // tableQuery has the results of a table's queries at a time, in the format that schema/tables.mjs reads. Grafana renders the table.
@@ -74,9 +76,7 @@ func (c *dashboardRun) checkTables(all []*dashboardFile) {
 func (c *dashboardRun) querySeries(expr string, values variableValues, at time.Time) []resultSeries {
 	c.Helper()
 	filled, err := c.expandVariables(expr, values)
-	if err != nil {
-		c.Fatal(err)
-	}
+	require.NoError(c, err)
 	found, _, _, err := c.Query(c.Context(), filled, at)
 	if err != nil {
 		c.Fatalf("%s: %v", filled, err)
@@ -98,9 +98,7 @@ func (c *dashboardRun) querySeries(expr string, values variableValues, at time.T
 func renderTables(t *testing.T, queries []tableQuery) (tables []renderedTable) {
 	t.Helper()
 	text, err := json.Marshal(queries)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	node := exec.Command("node", "schema/tables.mjs")
 	node.Stdin = bytes.NewReader(text)
 	var stderr bytes.Buffer
@@ -174,36 +172,4 @@ func (q tableQuery) tableErrors(table renderedTable) (wrong []string) {
 		}
 	}
 	return wrong
-}
-
-// TestTableErrors checks the errors of tables that Grafana rendered.
-func TestTableErrors(t *testing.T) {
-	skipUnlessEnabled(t)
-	const organize = `[{"id":"merge","options":{}},{"id":"organize","options":{"excludeByName":{"Time":true},"indexByName":{},"renameByName":%s}}]`
-	one := func(node string, value float64) resultSeries {
-		return resultSeries{map[string]string{"node": node}, value}
-	}
-	good := `{"node":"Node","Value #A":"Devices","Value #B":"Allocated"}`
-	cases := []struct {
-		transformations string
-		b               []resultSeries
-		want            string
-	}{
-		{fmt.Sprintf(organize, good), []resultSeries{one("a", 1), one("b", 2)}, ""},
-		{fmt.Sprintf(organize, good), []resultSeries{}, ""},
-		{fmt.Sprintf(organize, `{"node":"Node","Value #A":"Devices"}`), []resultSeries{one("a", 1)}, "column without title: Value #B"},
-		{fmt.Sprintf(organize, `{"node":"Node","Value #A":"Node","Value #B":"Allocated"}`), []resultSeries{one("a", 1)}, "duplicate column Node"},
-		{fmt.Sprintf(organize, good), []resultSeries{one("a", 1), one("a", 2)}, "duplicate row Node=a"},
-		{`[{"id":"merge","options":{}}]`, []resultSeries{one("a", 1)}, "column without title: Time"},
-	}
-	var queries []tableQuery
-	for _, c := range cases {
-		queries = append(queries, tableQuery{"a table", json.RawMessage(c.transformations), []queryResult{{"A", []resultSeries{one("a", 3), one("b", 4)}}, {"B", c.b}}})
-	}
-	for i, table := range renderTables(t, queries) {
-		got := strings.Join(queries[i].tableErrors(table), "; ")
-		if want := cases[i].want; !strings.Contains(got, want) || want == "" && got != "" {
-			t.Errorf("%s, %v: got errors %q, want %q", cases[i].transformations, cases[i].b, got, want)
-		}
-	}
 }

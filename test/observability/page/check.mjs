@@ -10,7 +10,7 @@ import { serve } from "./states.mjs";
 const root = join(dirname(fileURLToPath(import.meta.url)), "../../..");
 const images = join(root, "docs/img");
 // parts are the pictures of golden pages: name and selector.
-const parts = { mig_failed: ["mig", "#devices"], replicas: ["replicas", "#devices"], failed: ["incidents", "[aria-labelledby=incidents-title]"] };
+const parts = { mig_failed: ["mig", "#devices"], shared: ["replicas", "#devices"], failed: ["incidents", "[aria-labelledby=incidents-title]"] };
 const schemes = ["light", "dark"];
 const maxDelay = 3000; // ms between a device's failure and its display
 let faultCount = 0;
@@ -139,7 +139,8 @@ async function filters(browser, node) {
   const faults = [];
   const names = (page) => page.$$eval(".gpu .pod", (pods) => pods.map((pod) => pod.textContent));
   const plain = await open(browser, `${node.url}?state=allocated`, { size: "desktop", scheme: "light", script: false, user: viewer });
-  const allocated = await plain.$$eval(".gpu", (gpus) => gpus.length), pods = await names(plain);
+  const [allocated, pods] = await plain.evaluate(() => // at once: the page reloads
+    [document.querySelectorAll(".gpu").length, [...document.querySelectorAll(".gpu .pod")].map((pod) => pod.textContent)]);
   if (allocated === 0 || allocated > 8 || pods.length < allocated) faults.push(`got ${pods.length} pods on ${allocated} allocated GPUs`);
   const pod = pods[0];
   await Promise.all([plain.waitForNavigation(), plain.click(".gpu .pod")]);

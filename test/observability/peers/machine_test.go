@@ -3,7 +3,6 @@ package peers
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -36,9 +36,7 @@ func newMachine(t *testing.T, library string, gpus int) *machine {
 	dir := program.ShortDir(t)
 	n := &machine{dir: dir, library: library, gpus: gpus, scenarioFile: filepath.Join(dir, "scenario"), kubelet: kubelet.New(kubelet.Options{Dir: dir})}
 	n.scenario = nvmltest.NewScenario(n.scenarioFile)
-	if err := n.scenario.Set(fmt.Sprintf("gpus %d", gpus), "gpu * utilization 0~100/20s", "gpu * power 70000~700000/30s"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, n.scenario.Set(fmt.Sprintf("gpus %d", gpus), "gpu * utilization 0~100/20s", "gpu * power 70000~700000/30s"))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- n.kubelet.Run(ctx) }()
@@ -56,9 +54,7 @@ func (n *machine) wait(t *testing.T, cond func(kubelet.KubeletState) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
-	if err := n.kubelet.Wait(ctx, cond); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, n.kubelet.Wait(ctx, cond))
 }
 
 // waitForHealthy waits until the kubelet has a number of healthy GPUs.
@@ -78,9 +74,7 @@ func (n *machine) runPods(t *testing.T, withGPU, without int) {
 			container.Limits = map[string]int{resource: 1}
 		}
 		spec := kubelet.PodSpec{Namespace: "research", Name: fmt.Sprintf("pod-%d", i), Containers: []kubelet.ContainerSpec{container, {Name: "sidecar"}}}
-		if err := n.kubelet.RunPod(t.Context(), spec); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, n.kubelet.RunPod(t.Context(), spec))
 	}
 }
 
@@ -104,17 +98,6 @@ func nvmlLibrary(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
-}
-
-// freeAddress returns an address of the loopback interface with an unused port.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 func cpuModel() string {

@@ -18,6 +18,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/podgauge/podgauge/test/helpers/docs"
+	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -88,15 +92,15 @@ func TestPeers(t *testing.T) {
 	table := c.table()
 	t.Log("\n" + table)
 	if *write && !t.Failed() {
-		writeTable(t, table)
+		docs.CheckTables(t, true, page, map[string]string{"peers": table})
 	}
 }
 
 func newComparison(t *testing.T, dir string) *comparison {
 	t.Helper()
 	unpacked := t.TempDir()
-	nvidia := copyAsUnpacked(t, filepath.Join(dir, "nvidia-device-plugin"), unpacked)
-	podgauge := copyAsUnpacked(t, "../../../bin/podgauge", unpacked)
+	nvidia := testfile.CopyUnpacked(t, filepath.Join(dir, "nvidia-device-plugin"), unpacked)
+	podgauge := testfile.CopyUnpacked(t, "../../../bin/podgauge", unpacked)
 	c := &comparison{dir: dir, library: nvmlLibrary(t), rounds: 50, idle: time.Minute, loaded: []time.Duration{2 * time.Minute}, podgauge: podgauge}
 	if testing.Short() {
 		c.rounds, c.idle, c.loaded = 3, 5*time.Second, []time.Duration{10 * time.Second}
@@ -144,9 +148,7 @@ func (c *comparison) size(t *testing.T) {
 		command := c.sides[i].command(&machine{})
 		program := command[slices.IndexFunc(command, filepath.IsAbs)]
 		info, err := os.Stat(program)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		cells[i] = fmt.Sprintf("%.1f MB", float64(info.Size())/1e6)
 	}
 	c.add("size of the program (MB of 10^6 bytes)", cells)
@@ -184,9 +186,7 @@ func (c *comparison) registration(t *testing.T) {
 	c.eachSide(c.rounds, func(i int) {
 		time.Sleep(200 * time.Millisecond)
 		n := machines[i]
-		if err := n.kubelet.Restart(t.Context(), nil); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, n.kubelet.Restart(t.Context(), nil))
 		begin := time.Now()
 		n.waitForHealthy(t, gpuCount)
 		times[i] = append(times[i], time.Since(begin))
@@ -204,9 +204,7 @@ func (c *comparison) xid(t *testing.T) {
 			time.Sleep(2 * time.Second) // until events are registered and the first checks are done
 			for gpu := range gpuCount {
 				time.Sleep(100 * time.Millisecond)
-				if err := n.scenario.Event(gpu, "xid 79"); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, n.scenario.Event(gpu, "xid 79"))
 				begin := time.Now()
 				n.waitForHealthy(t, gpuCount-1-gpu)
 				times[i] = append(times[i], time.Since(begin))
@@ -225,9 +223,7 @@ func (c *comparison) preferred(t *testing.T) {
 		n.waitForHealthy(t, gpuCount)
 		time.Sleep(2 * time.Second)
 		connection, err := grpc.NewClient("unix://"+n.pluginSocket(t), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		client := pluginapi.NewDevicePluginClient(connection)
 		var ids []string
 		for _, d := range n.kubelet.Resource(resource).Devices {
@@ -242,9 +238,7 @@ func (c *comparison) preferred(t *testing.T) {
 				_, err := client.GetPreferredAllocation(t.Context(), &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
 					{AvailableDeviceIDs: ids, AllocationSize: int32(size)},
 				}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				times = append(times, time.Since(begin))
 			}
 			if percentile(times, 50) > percentile(worst, 50) {
@@ -284,7 +278,7 @@ func (c *comparison) memory(t *testing.T) {
 	for i := range c.sides {
 		t.Run(c.sides[i].name, func(t *testing.T) {
 			n := newMachine(t, c.library, gpuCount)
-			address := freeAddress(t)
+			address := program.FreeAddress(t)
 			command := c.sides[i].command(n)
 			if i == 1 {
 				command = c.podgaugeCommand(n, address)
@@ -322,7 +316,7 @@ func (c *comparison) scrapes(t *testing.T) {
 		},
 		c.podgaugeCommand,
 	} {
-		n, address := newMachine(t, c.library, gpuCount), freeAddress(t)
+		n, address := newMachine(t, c.library, gpuCount), program.FreeAddress(t)
 		p := startProcess(t, n, command(n, address)...)
 		if i == 1 {
 			n.waitForHealthy(t, gpuCount)
@@ -370,7 +364,7 @@ func (c *comparison) growth(t *testing.T) {
 			if gpus > nvmltest.MaxGPUs {
 				library = large
 			}
-			n, address := newMachine(t, library, gpus), freeAddress(t)
+			n, address := newMachine(t, library, gpus), program.FreeAddress(t)
 			p := startProcess(t, n, c.podgaugeCommand(n, address)...)
 			n.waitForHealthy(t, gpus)
 			n.runPods(t, gpus, pods-gpus)
@@ -390,14 +384,12 @@ const sharedConfig = `{version: v1, sharing: {timeSlicing: {resources: [{name: n
 // figures include readings and compression.
 func (c *comparison) mapping(t *testing.T) {
 	for _, shared := range []bool{false, true} {
-		n, address := newMachine(t, c.library, gpuCount), freeAddress(t)
+		n, address := newMachine(t, c.library, gpuCount), program.FreeAddress(t)
 		command, devices := append(c.podgaugeCommand(n, address), "--metrics.set=none", "--metrics.include="+strings.Join(dcgmFamilies, ",")), gpuCount
 		if shared {
 			devices = 4 * gpuCount
 			file := filepath.Join(n.dir, "config.yaml")
-			if err := os.WriteFile(file, []byte(sharedConfig), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(file, []byte(sharedConfig), 0o644))
 			command = append(command, "--config-file="+file)
 		}
 		p := startProcess(t, n, command...)
@@ -410,9 +402,7 @@ func (c *comparison) mapping(t *testing.T) {
 			time.Sleep(1100 * time.Millisecond) // scrapes within a second share a collection
 			before := p.usage(t)
 			text, err := scrape("http://" + address + "/metrics")
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			time.Sleep(50 * time.Millisecond)
 			times = append(times, p.usage(t).since(before).cpu)
 			series = strings.Count(text, "\nnvidia_gpu_")
@@ -461,22 +451,6 @@ func (c *comparison) table() string {
 		fmt.Fprintf(&b, "|%s|%s|%s|\n", r.figure, r.peer, r.podgauge)
 	}
 	return b.String()
-}
-
-func writeTable(t *testing.T, table string) {
-	t.Helper()
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	between := regexp.MustCompile(`(?s)(<!-- peers -->\n).*(<!-- /peers -->)`)
-	if !between.Match(text) {
-		t.Fatalf("%s lacks the comments <!-- peers --> and <!-- /peers -->", page)
-	}
-	text = between.ReplaceAllLiteral(text, []byte("<!-- peers -->\n"+table+"<!-- /peers -->"))
-	if err := os.WriteFile(page, text, 0o644); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // percentile returns a percentile by nearest rank, 0 without times.

@@ -3,7 +3,6 @@ package peers
 import (
 	"bytes"
 	"compress/gzip"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/test/helpers/require"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -37,9 +37,7 @@ func startProcess(t *testing.T, n *machine, command ...string) *process {
 	}
 	p.Stdout, p.Stderr = &p.log, &p.log
 	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Start())
 	t.Cleanup(p.kill)
 	return p
 }
@@ -85,9 +83,7 @@ func (p *process) usage(t *testing.T) (u usage) {
 		return u
 	}
 	calls, err := nvmltest.ReadCalls(p.callsFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for gpu := range nvmltest.NoGPU + 1 {
 		u.nvmlCalls += int(calls.GPUTotal(gpu))
 	}
@@ -118,9 +114,7 @@ func statusField(t *testing.T, text, name string) int {
 func parseInt(t *testing.T, text string) int {
 	t.Helper()
 	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return n
 }
 
@@ -145,25 +139,4 @@ func scrape(url string) (text string, err error) {
 	}
 	content, err := io.ReadAll(body)
 	return string(content), err
-}
-
-// copyAsUnpacked copies a program in chunks of 32 KB, as containerd unpacks an image. The kernel maps the linker's output in larger units,
-// so that more of the file counts as resident.
-func copyAsUnpacked(t *testing.T, from, dir string) string {
-	t.Helper()
-	in, err := os.Open(from)
-	if err != nil {
-		t.Fatalf("%v: run `make bench-peers`", err)
-	}
-	defer in.Close()
-	to := filepath.Join(dir, filepath.Base(from))
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = io.CopyBuffer(struct{ io.Writer }{out}, struct{ io.Reader }{in}, make([]byte, 32<<10))
-	if err = errors.Join(err, out.Sync(), out.Close()); err != nil {
-		t.Fatal(err)
-	}
-	return to
 }

@@ -85,6 +85,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $host := and $hardware (eq $v.driver.injection "host") }}
 {{- $cdi := eq (toString $v.cdi.enabled) "auto" | ternary (contains "cdi-" (join "," $strategies)) (eq (toString $v.cdi.enabled) "true") }}
 {{- $mig := eq (toString $v.mig.monitor) "auto" | ternary (or (has "single" $migs) (has "mixed" $migs)) (eq (toString $v.mig.monitor) "true") }}
+{{- $surge := not (has (toString (default dict $v.updateStrategy.rollingUpdate).maxSurge) (list "" "0" "0%" "<nil>")) }}
 {{- $fallback := "" }}
 {{- if not $v.config.name }}
   {{- range $v.config.fallbackStrategies }}
@@ -110,6 +111,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "configMap" (default (printf "%s-configs" (include "podgauge.fullname" .)) $v.config.name)
   "configName" $configName
   "apiServer" (or $v.kubernetes.events $v.kubernetes.nodeCondition $v.kubernetes.pods (ne $v.kubernetes.configLabel ""))
+  "surge" $surge
   "web" $web
   "webSecret" (default (printf "%s-web" (include "podgauge.fullname" .)) $v.webConfig.existingSecret)
   | toJson }}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/internal/text"
+	"github.com/spf13/cobra"
+)
+
+// reportFunc returns the content of a report at one moment.
+type reportFunc func(ctx context.Context) (result, error)
+
+// result is the content of a report at one moment.
+type result struct {
+	document any                        // of JSON and YAML
+	table    func(wide bool) [][]string // headers first
+	notes    []string                   // above the table
+	failed   []string                   // a line for each node that failed
+	problems bool                       // exit status 1 without a failed node
+}
+
+// nodeList is the JSON of a report with an answer for each node.
+type nodeList[T any] struct {
+	Nodes []answer[T] `json:"nodes"`
+}
+
+// nodeRows returns the rows of each node that responded, after the node's name.
+func nodeRows[T any](answers []answer[T], rowsOf func(*T) [][]string) (rows [][]string) {
+	for _, a := range answers {
+		if a.Response == nil {
+			continue
+		}
+		for _, row := range rowsOf(a.Response) {
+			rows = append(rows, append([]string{a.Node}, row...))
+		}
+	}
+	return rows
+}
+
+// command returns a command without arguments that prints a report.
+func (c *client) command(use, short, example string, run reportFunc) *cobra.Command {
+	var out cli.Output
+	command := &cobra.Command{
+		Use: use, Short: short, Long: short + ".", Example: example,
+		Args: cobra.ExactArgs(0),
+	}
+	out.AddFlags(command.Flags())
+	out.AddWatchFlag(command.Flags())
+	formats := cobra.FixedCompletions(cli.Formats, cobra.ShellCompDirectiveNoFileComp)
+	_ = command.RegisterFlagCompletionFunc("output", formats) // the flag exists
+	command.RunE = func(command *cobra.Command, _ []string) error {
+		if err := out.Check(); err != nil {
+			return err
+		}
+		if err := c.connect(); err != nil {
+			return err
+		}
+		out.Terminal = c.isTerminal(c.streams.Out)
+		c.progress = c.isTerminal(c.streams.ErrOut) && (!out.Watch || !out.Terminal)
+		return cli.Failed(out.Print(command.Context(), c.streams.Out, func(ctx context.Context) (string, error) {
+			return c.render(ctx, run, out)
+		}))
+	}
+	return command
+}
+
+// render returns the text of a report, and writes failed nodes to stderr. A
+// watch has failed nodes in its text.
+func (c *client) render(ctx context.Context, run reportFunc, out cli.Output) (string, error) {
+	res, err := run(ctx)
+	if err != nil {
+		return "", err
+	}
+	page := ""
+	if out.IsTable() {
+		page = out.Table(res.notes, res.table(out.Wide()))
+	} else if page, err = encode(res.document, out); err != nil {
+		return "", err
+	}
+	for _, line := range res.failed {
+		line = text.Printable(line) + "\n"
+		if out.Watch && out.Terminal {
+			page += line
+		} else {
+			fmt.Fprint(c.streams.ErrOut, line)
+		}
+	}
+	if (len(res.failed) > 0 || res.problems) && (!out.Watch || !out.Terminal) {
+		return page, cli.ErrReported
+	}
+	return page, nil
+}
+
+func encode(document any, out cli.Output) (string, error) {
+	body, err := json.MarshalIndent(document, "", "  ")
+	if err != nil {
+		return "", err
+	}
+	return out.Document(append(body, '\n'))
+}
+
+// failedNodes returns a line for each node without a response.
+func failedNodes[T any](answers []answer[T]) (lines []string) {
+	for _, a := range answers {
+		if a.Response == nil {
+			lines = append(lines, fmt.Sprintf("%s: %s (%s)", a.Node, a.Error, a.Pod))
+		}
+	}
+	return lines
+}

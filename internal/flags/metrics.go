@@ -1,0 +1,78 @@
+package flags
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/pods"
+	"github.com/spf13/pflag"
+)
+
+// Values of --metrics.pod-labels: the series with the labels namespace, pod and
+// container.
+const (
+	podLabelsOnDevice     = "device"
+	podLabelsOnAllocation = "allocation"
+)
+
+// Metrics are the flags of the metrics.
+type Metrics struct {
+	exporter.Options // check sets Filter and StableSeries
+	set              string
+	include, exclude []string
+	podLabels        string
+	LabelsAllowlist  []string
+	PerNVLink        bool
+}
+
+func (o *Metrics) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.set, "metrics.set", "default",
+		"export this `set` of metric families: minimal (for alerts on health and for recording rules), "+
+			"default (for all alerts and dashboards), full or none")
+	f.StringSliceVar(&o.include, "metrics.include", nil,
+		"export metric families matching these `patterns` as well: nvidia_gpu_power_*,podgauge_*")
+	f.StringSliceVar(&o.exclude, "metrics.exclude", nil, "omit metric families matching these `patterns`")
+	f.StringVar(&o.podLabels, "metrics.pod-labels", podLabelsOnDevice,
+		"`series` with namespace, pod and container: device, or allocation (device series then outlive pods)")
+	f.BoolVar(&o.PodUID, "metrics.pod-uid", false,
+		"add the pod's UID to nvidia_gpu_allocation_info; needs the kubelet's Pods API "+
+			"(1.37 and newer) or --kubernetes.pods")
+	f.StringSliceVar(&o.LabelsAllowlist, "metrics.labels-allowlist", nil,
+		"add these pod labels to nvidia_gpu_allocation_info, `names` or prefixes with *; "+
+			"needs the kubelet's Pods API (1.37 and newer) or --kubernetes.pods")
+	f.BoolVar(&o.PerNVLink, "metrics.nvlink-links", false,
+		"export each NVLink as well: about 900 more series on a node with 8 H100")
+	f.BoolVar(&o.DCGM, "metrics.dcgm", false,
+		"add dcgm-exporter's default families, with dcgm-exporter's names, units and labels")
+	f.IntVar(&o.SeriesLimit, "metrics.series-limit", exporter.DefaultSeriesLimit,
+		"omit series above this `number`, and export the count of omitted series")
+}
+
+func (o *Metrics) check() (err error) {
+	include := slices.Clone(o.include)
+	if o.DCGM {
+		include = append(include, "DCGM_*")
+	}
+	if o.PerNVLink {
+		include = append(include, "nvidia_gpu_nvlink_link_*", "nvidia_gpu_nvlink_up")
+	}
+	if _, err := exporter.NewFamilyFilter(o.set, nil, nil); err != nil {
+		return fmt.Errorf("--metrics.set: %w", err)
+	}
+	if o.Filter, err = exporter.NewFamilyFilter(o.set, include, o.exclude); err != nil {
+		return fmt.Errorf("--metrics.include, --metrics.exclude: %w", err)
+	}
+	if o.podLabels != podLabelsOnDevice && o.podLabels != podLabelsOnAllocation {
+		return fmt.Errorf("--metrics.pod-labels %q: expected %s or %s",
+			o.podLabels, podLabelsOnDevice, podLabelsOnAllocation)
+	}
+	o.StableSeries = o.podLabels == podLabelsOnAllocation
+	if err := pods.ValidateLabels(o.LabelsAllowlist); err != nil {
+		return fmt.Errorf("--metrics.labels-allowlist: %w", err)
+	}
+	if o.SeriesLimit < 1 {
+		return fmt.Errorf("--metrics.series-limit %d: expected at least 1", o.SeriesLimit)
+	}
+	return nil
+}

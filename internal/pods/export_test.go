@@ -1,0 +1,29 @@
+package pods
+
+import api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+
+// NewWithDial returns a client of a kubelet in a bubble of testing/synctest,
+// where sockets would stop the time.
+var NewWithDial = newClient
+
+// The limits and intervals of the client.
+const (
+	MaxContainers   = maxContainers
+	MaxLabels       = maxLabels
+	MaxNameBytes    = maxNameBytes
+	MaxDeletedPods  = maxDeletedPods
+	MaxPods         = maxPods
+	MaxEndedPods    = maxEndedPods
+	MaxBackoff      = maxBackoff
+	SyncTimeout     = syncTimeout
+	RenewInterval   = renewInterval
+	SocketInterval  = socketPollInterval
+	DeletedInterval = deletedRetention
+)
+
+// DecodePod decodes a kubelet's pod, with all labels.
+func DecodePod(b []byte) (Pod, error) {
+	e := watchEvent{allowlist: labelAllowlist{{isPrefix: true}}}
+	err := e.readEvent(&api.WatchPodsEvent{Type: api.EventType_ADDED, Pod: b})
+	return e.pod, err
+}
