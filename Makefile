@@ -36,7 +36,7 @@ build: ## bin/podgauge, and bin/podgauge-sim for a simulated machine
 	go build -trimpath -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/ ./cmd/podgauge ./cmd/podgauge-sim
 
 kubectl-podgauge: ## bin/kubectl-podgauge, the kubectl plugin; GOOS=darwin GOARCH=arm64 for another machine
-	cd cmd/kubectl-podgauge && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(CURDIR)/bin/ .
+	cd kube && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(CURDIR)/bin/ ./cmd/kubectl-podgauge
 
 demo: build ## a simulated node in this terminal
 	@echo "status page: http://127.0.0.1:9400/   metrics: curl 127.0.0.1:9400/metrics   stop: Ctrl-C"
@@ -53,14 +53,14 @@ PARALLEL = -parallel 8
 
 test: ## the tests without root, but for the slowest
 	go test -short $(PARALLEL) ./...
-	cd cmd/kubectl-podgauge && go test ./...
+	cd kube && go test ./...
 	go -C tools test ./...
 
 test-all: build ## all tests that need no root, with the race detector; COUNT=20 repeats each
 	go test -race $(PARALLEL) $(if $(COUNT),-count=$(COUNT) -timeout=2h) ./...
 	go test -run 'Allocations|Calls' ./... # the race detector changes them
 	cd test/e2e && go test -count=1 $(ROOTLESS)
-	cd cmd/kubectl-podgauge && go test -race ./...
+	cd kube && go test -race ./...
 	go -C tools test ./...
 
 # An advisory of today must not fail a change that is not its cause, so only the nightly run sets VULN.
@@ -68,18 +68,18 @@ lint: ## linters, unreachable code, workflows, and the limits of tools/codestats
 	go tool -modfile=$(CURDIR)/tools/release/go.mod actionlint -shellcheck= -pyflakes=
 	$(LINT) ./...
 	cd test/e2e && $(LINT) --build-tags cluster ./...
-	cd cmd/kubectl-podgauge && $(LINT) ./...
-	@for module in . cmd/kubectl-podgauge; do \
+	cd kube && $(LINT) ./...
+	@for module in . kube; do \
 		unreachable="$$(cd $$module && $(TOOL) deadcode -test ./...)" && test -z "$$unreachable" || { echo "$$unreachable"; exit 1; }; \
 	done
 	go -C tools run ./codestats -check $(CURDIR)
 	$(if $(VULN),$(TOOL) govulncheck ./...)
-	$(if $(VULN),cd cmd/kubectl-podgauge && $(TOOL) govulncheck ./...)
+	$(if $(VULN),cd kube && $(TOOL) govulncheck ./...)
 
 golden: ## regenerate golden files
 	go test ./internal/app ./internal/config ./dashboards ./exporter ./internal/web/status ./test/repo -update
 	cd test/e2e && go test ./podsfixture -run Fixtures -update
-	cd cmd/kubectl-podgauge && go test -update .
+	cd kube && go test ./cmd/kubectl-podgauge -update
 	cd test/e2e/chart && go test -run Copies -update . && go test -run "Golden|Manifest|Readme" -update .
 
 image: ## OCI archives in bin; ARCH=amd64 for one architecture; PROGRAM=podgauge-sim; BASES=local (as root) without a registry

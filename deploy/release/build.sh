@@ -52,7 +52,7 @@ grep -q "image: \"$tagged@sha256:[0-9a-f]\{64\}\"" "$files/podgauge.yaml" || die
 
 for platform in linux_amd64 linux_arm64 darwin_amd64 darwin_arm64; do
     dir=bin/release/tmp/kubectl-$platform program=kubectl-podgauge
-    CGO_ENABLED=0 GOOS=${platform%_*} GOARCH=${platform#*_} go -C cmd/kubectl-podgauge build -o "$PWD/$dir/$program" -trimpath -ldflags "-s -w -X main.version=$VERSION" .
+    CGO_ENABLED=0 GOOS=${platform%_*} GOARCH=${platform#*_} go -C kube build -o "$PWD/$dir/$program" -trimpath -ldflags "-s -w -X main.version=$VERSION" ./cmd/kubectl-podgauge
     pack "$program" $platform "$dir"
     syft scan -q "file:$dir/$program" --source-name kubectl-podgauge --source-version "$VERSION" \
         -o "spdx-json=$files/kubectl-podgauge_${number}_$platform.spdx.json"

@@ -1,4 +1,4 @@
-module github.com/podgauge/podgauge/cmd/kubectl-podgauge
+module github.com/podgauge/podgauge/kube
 
 go 1.26.0
 
@@ -87,4 +87,4 @@ require (
 )
 
 // A separate module keeps the dependencies of kubectl-podgauge out of the daemon's.
-replace github.com/podgauge/podgauge => ../..
+replace github.com/podgauge/podgauge => ..

@@ -153,7 +153,7 @@ func TestPrometheusErrors(t *testing.T) {
 // TestFamilies checks that podgauge exports the queried families.
 func TestFamilies(t *testing.T) {
 	source := testfile.Read(t, "prometheus.go")
-	page := testfile.Read(t, "../../docs/reference/metrics.md")
+	page := testfile.Read(t, "../../../docs/reference/metrics.md")
 	families := regexp.MustCompile(`nvidia_gpu_\w+`).FindAllString(source, -1)
 	if len(families) < 4 {
 		t.Errorf("queried families: got %q", families)
