@@ -185,6 +185,13 @@ func (e *Exporter) pageReadings(s *nodeSnapshot) status.Readings {
 	return status.Readings{At: s.end, Devices: devices, History: &e.history}
 }
 
+// watchedNode returns the published state, and channels of which the next change
+// closes one.
+func (e *Exporter) watchedNode() (api.Node, []<-chan struct{}) {
+	changes := e.sources.State.Changes() // first: a change during node is not lost
+	return e.node(), changes
+}
+
 // node returns the published state.
 func (e *Exporter) node() api.Node {
 	state := e.sources.State
@@ -194,6 +201,12 @@ func (e *Exporter) node() api.Node {
 	}
 	n.Allocations, _ = state.Allocations.Get()
 	n.Driver, _ = state.Driver.Get()
+	resources, _ := state.Resources.Get()
+	for _, r := range resources {
+		n.Resources = append(n.Resources, api.ResourceJSON{
+			Name: r.Name, Devices: r.Devices, Waiting: r.Waiting, Error: r.Err,
+		})
+	}
 	return n
 }
 

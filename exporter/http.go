@@ -36,6 +36,9 @@ const (
 	// the driver hangs, and must not block programs. A response stays in memory
 	// until read, which may take a minute; the longest is a megabyte.
 	maxConcurrentRequests = 8
+	// maxWatches bounds the streams of the JSON API; each may keep a line in
+	// memory. One client per cluster watches a node.
+	maxWatches = 16
 )
 
 // HandlerOptions configure the paths besides the readings.
@@ -67,7 +70,7 @@ func (e *Exporter) Handler(o HandlerOptions) http.Handler {
 		mux.Handle("GET "+status.AssetsPath, status.Assets())
 	}
 	o.handleProbes(mux)
-	mux.Handle(api.Root, make(requestLimiter, maxConcurrentRequests).limit(e.APIHandler(), api.WriteError))
+	mux.Handle(api.Root, e.APIHandler())
 	if o.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
@@ -78,8 +81,20 @@ func (e *Exporter) Handler(o HandlerOptions) http.Handler {
 	return withSecurityHeaders(mux, o.TelemetryPath)
 }
 
-// APIHandler serves the JSON API.
-func (e *Exporter) APIHandler() http.Handler { return api.Handler(e.node) }
+// APIHandler serves the JSON API. Streams have a limit of their own, because
+// they do not end.
+func (e *Exporter) APIHandler() http.Handler {
+	all := api.Handler(e.watchedNode)
+	responses := make(requestLimiter, maxConcurrentRequests).limit(all, api.WriteError)
+	streams := make(requestLimiter, maxWatches).limit(all, api.WriteError)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if api.IsWatch(r) {
+			streams.ServeHTTP(w, r)
+			return
+		}
+		responses.ServeHTTP(w, r)
+	})
+}
 
 // Probes serves the probes only, for clients without a certificate or password.
 func (o HandlerOptions) Probes() http.Handler {

@@ -1,14 +1,20 @@
 package exporter_test
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/test/bubble"
 )
 
 // slowWriter is a client that blocks in its first write.
@@ -27,7 +33,7 @@ func (s slowWriter) Write(b []byte) (int, error) {
 // TestSlowReaders checks that slow readers of JSON and of the page are limited separately, and block neither other readers nor scrapes and
 // probes.
 func TestSlowReaders(t *testing.T) {
-	data := []string{api.DevicesPath, api.IncidentsPath, api.AllocationsPath}
+	data := []string{api.NodePath, api.DevicesPath, api.IncidentsPath, api.AllocationsPath}
 	for _, c := range []struct{ slow, served []string }{
 		{data, []string{"/", "/metrics", "/healthz", "/readyz"}},
 		{[]string{"/"}, append([]string{"/metrics", "/healthz", "/readyz"}, data...)},
@@ -40,6 +46,43 @@ func TestSlowReaders(t *testing.T) {
 		resume()
 		assertStatus(t, h, http.StatusOK, c.slow...)
 	}
+}
+
+// TestWatches checks that 16 streams run beside other requests, and that a further stream is rejected until one ends.
+func TestWatches(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		const limit, watch = 16, api.NodePath + "?watch"
+		d := newScrapeFixture(1)
+		d.node.Resources.Set([]plugin.Resource{{Name: "nvidia.com/gpu", Devices: 1, Waiting: true, Err: "timeout"}})
+		h := d.handler(exporter.Options{})
+		ctx, end := context.WithCancel(t.Context())
+		var streams sync.WaitGroup
+		responses := make([]*httptest.ResponseRecorder, limit)
+		for i := range responses {
+			responses[i] = httptest.NewRecorder()
+			streams.Go(func() { h.ServeHTTP(responses[i], httptest.NewRequestWithContext(ctx, http.MethodGet, watch, http.NoBody)) })
+		}
+		synctest.Wait()
+		assertStatus(t, h, http.StatusServiceUnavailable, watch, api.DevicesPath+"?watch=true")
+		assertStatus(t, h, http.StatusOK, api.NodePath, "/", "/metrics", "/healthz")
+		d.publish(func(statuses []device.Status) { statuses[0].Reason = "xid_79" })
+		time.Sleep(time.Second)
+		end()
+		streams.Wait()
+		for _, r := range responses {
+			const resource = `{"name":"nvidia.com/gpu","devices":1,"waiting":true,"error":"timeout"}`
+			if body := r.Body.String(); strings.Count(body, "\n") != 2 || strings.Count(body, "xid_79") != 1 ||
+				strings.Count(body, resource) != 2 {
+				t.Errorf("got %s", body)
+			}
+		}
+		// Streams of this request end at once: its context is done.
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, watch, http.NoBody))
+		if w.Code != http.StatusOK {
+			t.Errorf("after the end of streams: got %d", w.Code)
+		}
+	})
 }
 
 // occupy starts as many requests as allowed, which block until resume is called.

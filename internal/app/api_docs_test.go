@@ -45,7 +45,7 @@ func TestAPIPage(t *testing.T) {
 		t.Errorf("the examples in docs/reference/api.md differ from the responses; run make golden")
 	}
 	tables := examples.ReplaceAllString(string(page), "")
-	for _, response := range []any{api.DevicesResponse{}, api.AllocationsResponse{}, api.IncidentsResponse{}} {
+	for _, response := range []any{api.NodeResponse{}, api.DevicesResponse{}, api.AllocationsResponse{}, api.IncidentsResponse{}} {
 		for _, field := range jsonFields(reflect.TypeOf(response)) {
 			if !strings.Contains(tables, "`"+field+"`") {
 				t.Errorf("docs/reference/api.md lacks %s of %T", field, response)

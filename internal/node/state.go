@@ -34,6 +34,21 @@ func newest[T any](v *pubsub.Value[T]) T {
 	return value
 }
 
+// changed returns a channel that the next Set closes.
+func changed[T any](v *pubsub.Value[T]) <-chan struct{} {
+	_, c := v.Get()
+	return c
+}
+
+// Changes returns channels of the values in the JSON API: the next change closes
+// one of them.
+func (s *State) Changes() []<-chan struct{} {
+	return []<-chan struct{}{
+		changed(&s.Settings), changed(&s.Devices), changed(&s.Driver), changed(&s.Allocations), changed(&s.Incidents),
+		changed(&s.StateFile), changed(&s.Resources),
+	}
+}
+
 // Statuses returns the status of all devices; nil before the first listing.
 func (s *State) Statuses() []device.Status { return newest(&s.Devices) }
 

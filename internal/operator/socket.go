@@ -28,7 +28,7 @@ const (
 	Path = "/operator"
 
 	handOverPath        = "/hand-over"
-	maxSocketConns      = 4 // further connections wait
+	maxSocketConns      = 32 // further connections wait; watches must leave room for commands
 	socketRetryInterval = 10 * time.Second
 )
 
@@ -46,7 +46,6 @@ func ServeSocket(ctx context.Context, dir string, commands *CommandHandler, json
 	logged := ""
 	for ctx.Err() == nil {
 		socket := server.New(mux, commands.Log)
-		socket.BaseContext = func(net.Listener) context.Context { return ctx }
 		err := server.Serve(ctx, socket, "commands", func() error {
 			l, err := listenSocket(path)
 			if err != nil {

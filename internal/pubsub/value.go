@@ -2,7 +2,11 @@
 // changes.
 package pubsub
 
-import "sync"
+import (
+	"context"
+	"reflect"
+	"sync"
+)
 
 // Value is a published value. State is published, never queued: a slow reader
 // sees the newest state, and no reader blocks the writer. The zero Value holds
@@ -55,6 +59,15 @@ func (v *Value[T]) Replace(value T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.value = value
+}
+
+// Wait waits until one of the channels of Get is closed, or ctx is done.
+func Wait(ctx context.Context, changes ...<-chan struct{}) {
+	cases := []reflect.SelectCase{{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())}}
+	for _, c := range changes {
+		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c)})
+	}
+	reflect.Select(cases)
 }
 
 // Notify leaves a request in a channel with room for one. A request that is

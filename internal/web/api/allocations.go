@@ -42,9 +42,14 @@ type ResourceIDJSON struct {
 	ID       device.AdvertisedID `json:"id"`
 }
 
-func (n *Node) handleAllocations(q Query, now time.Time) any {
+func (r AllocationsResponse) withoutTimes() any {
+	r.At, r.Kubelet.LastResponse = time.Time{}, time.Time{}
+	return r
+}
+
+func (n *Node) handleAllocations(q Query, now time.Time) response {
 	allocations := n.Allocations
-	response := AllocationsResponse{
+	r := AllocationsResponse{
 		At: now, Node: n.Name, Kubelet: newKubeletJSON(allocations), Complete: allocations.Complete,
 		Allocations: []AllocationJSON{},
 	}
@@ -54,11 +59,11 @@ func (n *Node) handleAllocations(q Query, now time.Time) any {
 		}
 		for _, row.OwnerJSON = range slices.Concat(ownersOf(row.Device, allocations)) {
 			if q.matchesPod(row.Namespace, row.Pod) {
-				response.Allocations = append(response.Allocations, row)
+				r.Allocations = append(r.Allocations, row)
 			}
 		}
 	}
-	return response
+	return r
 }
 
 // allocationCandidates returns the devices that may have an owner: the inventory

@@ -6,18 +6,16 @@
 package api
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // The paths. All begin with Root.
 const (
 	Root            = "/api/v1/"
+	NodePath        = Root + "node"
 	DevicesPath     = Root + "devices"
 	AllocationsPath = Root + "allocations"
 	IncidentsPath   = Root + "incidents"
@@ -28,24 +26,21 @@ type ErrorResponse struct {
 	Error string `json:"error"` // one line
 }
 
-// route is a path with its parameters.
-type route struct {
-	params []string
-	handle func(n *Node, q Query, now time.Time) any
-}
-
-// Handler serves the paths below Root with the state that newest returns.
-func Handler(newest func() Node) http.Handler {
+// Handler serves the paths below Root with the state of the source.
+func Handler(source Source) http.Handler {
 	endpoints := map[string]route{
-		DevicesPath:     {[]string{"device"}, (*Node).handleDevices},
-		AllocationsPath: {[]string{"device", "namespace", "pod"}, (*Node).handleAllocations},
-		IncidentsPath:   {[]string{"device", "namespace", "pod", "reason", "since", "limit"}, (*Node).handleIncidents},
+		NodePath:        {[]string{"since"}, (*Node).handleNode, source},
+		DevicesPath:     {[]string{"device"}, (*Node).handleDevices, source},
+		AllocationsPath: {[]string{"device", "namespace", "pod"}, (*Node).handleAllocations, source},
+		IncidentsPath: {
+			[]string{"device", "namespace", "pod", "reason", "since", "limit"}, (*Node).handleIncidents, source,
+		},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e, ok := endpoints[r.URL.Path]
 		switch {
 		case !ok:
-			expected := fmt.Sprintf("%s, %s or %s", DevicesPath, AllocationsPath, IncidentsPath)
+			expected := fmt.Sprintf("%s, %s, %s or %s", NodePath, DevicesPath, AllocationsPath, IncidentsPath)
 			WriteError(w, http.StatusNotFound, fmt.Errorf("unknown path %s: expected %s", r.URL.Path, expected))
 			return
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
@@ -53,14 +48,15 @@ func Handler(newest func() Node) http.Handler {
 			WriteError(w, http.StatusMethodNotAllowed, fmt.Errorf("%s: expected GET or HEAD", r.Method))
 			return
 		}
-		now := time.Now()
-		q, err := ParseQuery(r.URL.RawQuery, e.params, now)
-		if err != nil {
+		body, _, err := e.newest(r)
+		switch {
+		case err != nil:
 			WriteError(w, http.StatusBadRequest, err)
-			return
+		case IsWatch(r):
+			e.stream(w, r)
+		default:
+			writeJSON(w, http.StatusOK, body)
 		}
-		n := newest()
-		writeJSON(w, http.StatusOK, e.handle(&n, q.resolveIndex(n.Statuses), now))
 	})
 }
 
@@ -72,17 +68,14 @@ func WriteError(w http.ResponseWriter, status int, err error) {
 // writeJSON encodes v before it sends the status, so that a failed encoding is an
 // error and not half a response.
 func writeJSON(w http.ResponseWriter, status int, v any) {
-	var body bytes.Buffer
-	encoder := json.NewEncoder(&body)
-	encoder.SetEscapeHTML(false) // browsers honor Content-Type because of nosniff
-	if err := encoder.Encode(v); err != nil {
-		body.Reset()
+	body, err := encode(v)
+	if err != nil {
 		status = http.StatusInternalServerError
-		encoder.Encode(ErrorResponse{"encode response: " + err.Error()}) //nolint:errcheck // a string can be encoded
+		body, _ = encode(ErrorResponse{err.Error()}) // a string can be encoded
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
-	h.Set("Content-Length", strconv.Itoa(body.Len()))
+	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
-	w.Write(body.Bytes()) //nolint:errcheck // the client disconnected
+	w.Write(body) //nolint:errcheck // the client disconnected
 }

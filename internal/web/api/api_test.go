@@ -29,7 +29,8 @@ type apiFixture api.Node
 func (s *apiFixture) request(t *testing.T, method, url string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
-	api.Handler(func() api.Node { return api.Node(*s) }).ServeHTTP(w, httptest.NewRequest(method, url, http.NoBody))
+	source := func() (api.Node, []<-chan struct{}) { return api.Node(*s), nil }
+	api.Handler(source).ServeHTTP(w, httptest.NewRequest(method, url, http.NoBody))
 	for name, want := range map[string]string{
 		"Content-Type": "application/json", "Content-Length": fmt.Sprint(w.Body.Len()),
 	} {
@@ -209,6 +210,10 @@ func TestUnknownState(t *testing.T) {
 	if i.Persisted || i.Error != "disk full" || i.Incidents == nil {
 		t.Errorf("got %+v", i)
 	}
+	n := getJSON[api.NodeResponse](t, s, api.NodePath)
+	if n.Driver != d.Driver || n.Devices == nil || n.Resources == nil || n.Incidents == nil {
+		t.Errorf("got %+v", n)
+	}
 	if w := new(apiFixture).request(t, http.MethodGet, api.IncidentsPath); w.Code != http.StatusOK {
 		t.Errorf("incidents of a node without incidents: got status %d, %s", w.Code, w.Body)
 	}
@@ -296,6 +301,10 @@ func TestInvalidRequests(t *testing.T) {
 		{"GET", api.DevicesPath + "?pod=a", 400, `unknown parameter "pod": expected device`},
 		{"GET", api.AllocationsPath + "?since=1h", 400, `unknown parameter "since": expected device, namespace, pod`},
 		{"GET", api.IncidentsPath + "?pods=x", 400, `unknown parameter "pods": expected device, namespace, pod, reason, `},
+		{"GET", api.NodePath + "?device=0", 400, `unknown parameter "device": expected since, watch`},
+		{"GET", api.NodePath + "?watch=false", 400, `watch "false": expected true or no value`},
+		{"GET", api.DevicesPath + "?watch&watch", 400, "watch is given 2 times"},
+		{"GET", api.IncidentsPath + "?watch&limit=0", 400, `limit "0": expected a number from 1 to 1000`},
 		{"GET", api.IncidentsPath + "?pod=", 400, `pod "": expected a value`},
 		{"GET", api.IncidentsPath + "?pod=a&pod=b", 400, "pod is given 2 times"},
 		{"GET", api.IncidentsPath + "?limit=0", 400, `limit "0": expected a number from 1 to 1000`},
@@ -308,7 +317,7 @@ func TestInvalidRequests(t *testing.T) {
 		{"GET", api.IncidentsPath + "?pod=" + strings.Repeat("x", 5000), 400, "parameters of 5004 bytes: expected at"},
 		{"POST", api.IncidentsPath, 405, "POST: expected GET or HEAD"},
 		{"DELETE", api.DevicesPath, 405, "DELETE: expected GET or HEAD"},
-		{"GET", api.Root, 404, "unknown path /api/v1/: expected /api/v1/devices"},
+		{"GET", api.Root, 404, "unknown path /api/v1/: expected /api/v1/node, /api/v1/devices"},
 		{"GET", api.DevicesPath + "/GPU-0", 404, "unknown path /api/v1/devices/GPU-0"},
 	} {
 		w := s.request(t, c.method, c.url)
@@ -421,4 +430,26 @@ func TestRetiredAndMissing(t *testing.T) {
 	if s.Statuses = nil; getJSON[api.DevicesResponse](t, s, api.DevicesPath).MissingGPUs != 0 {
 		t.Error("GPUs are missing before the first listing")
 	}
+}
+
+// TestNode checks that the node has all devices, the resources, and incidents that began or ended lately.
+func TestNode(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		now := time.Now()
+		s := newAPIFixture(now)
+		recovered := now.Add(-15 * time.Minute)
+		s.Incidents.Incidents[1].RecoveredAt, s.ExpectedGPUs = &recovered, 8
+		s.Resources = []api.ResourceJSON{{Name: "nvidia.com/gpu", Devices: 2, Waiting: true, Error: "timeout"}}
+		for query, want := range map[string][]uint64{"": {5, 4}, "?since=2h": {5, 4, 3}, "?since=10s": {}} {
+			got := getJSON[api.NodeResponse](t, s, api.NodePath+query)
+			ids := []uint64{}
+			for _, i := range got.Incidents {
+				ids = append(ids, i.ID)
+			}
+			if !slices.Equal(ids, want) || got.Node != "node-a" || got.Driver.State != "up" || len(got.Devices) != 5 ||
+				got.MissingGPUs != 5 || !slices.Equal(got.Resources, s.Resources) {
+				t.Errorf("%s: got incidents %v of %+v, want %v", query, ids, got, want)
+			}
+		}
+	})
 }

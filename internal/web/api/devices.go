@@ -88,7 +88,12 @@ var allocationStateNames = [...]string{
 	allocation.OwnerUnknown: "unnamed",
 }
 
-func (n *Node) handleDevices(q Query, now time.Time) any { return n.Devices(q, now) }
+func (r DevicesResponse) withoutTimes() any {
+	r.At, r.Kubelet.LastResponse = time.Time{}, time.Time{}
+	return r
+}
+
+func (n *Node) handleDevices(q Query, now time.Time) response { return n.Devices(q, now) }
 
 // Devices returns the response for the devices of a node.
 func (n *Node) Devices(q Query, now time.Time) DevicesResponse {

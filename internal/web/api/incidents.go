@@ -16,9 +16,14 @@ type IncidentsResponse struct {
 	Incidents []incident.Incident `json:"incidents"` // the newest of them up to the limit, newest first
 }
 
-func (n *Node) handleIncidents(q Query, now time.Time) any {
+func (r IncidentsResponse) withoutTimes() any {
+	r.At = time.Time{}
+	return r
+}
+
+func (n *Node) handleIncidents(q Query, now time.Time) response {
 	snapshot := n.Incidents
-	response := IncidentsResponse{
+	r := IncidentsResponse{
 		At: now, Node: n.Name, Persisted: snapshot.Persisted, Error: errorText(snapshot.Err),
 		Incidents: []incident.Incident{},
 	}
@@ -26,11 +31,11 @@ func (n *Node) handleIncidents(q Query, now time.Time) any {
 		if !q.matchesIncident(&snapshot.Incidents[i]) {
 			continue
 		}
-		if response.Total++; response.Total <= q.Limit {
-			response.Incidents = append(response.Incidents, withoutNull(snapshot.Incidents[i]))
+		if r.Total++; r.Total <= q.Limit {
+			r.Incidents = append(r.Incidents, withoutNull(snapshot.Incidents[i]))
 		}
 	}
-	return response
+	return r
 }
 
 // withoutNull returns a copy of the incident without a null list.

@@ -17,6 +17,22 @@ type Node struct {
 	Driver       device.Driver
 	Incidents    incident.Snapshot
 	ExpectedGPUs int // 0: any number
+	Resources    []ResourceJSON
+}
+
+// ResourceJSON is a resource of the device plugin.
+type ResourceJSON struct {
+	Name    string `json:"name"`
+	Devices int    `json:"devices"`           // in the newest list to the kubelet
+	Waiting bool   `json:"waiting,omitempty"` // another device plugin serves the resource
+	Error   string `json:"error,omitempty"`   // of the newest registration
+}
+
+// response is a response at a path.
+type response interface {
+	// withoutTimes returns the response without times that change with each
+	// request.
+	withoutTimes() any
 }
 
 // KubeletJSON is the result of the latest request for allocations.

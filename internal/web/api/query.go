@@ -71,6 +71,9 @@ func ParseParameters(raw string, allowed []string) (map[string]string, error) {
 			return nil, fmt.Errorf("unknown parameter %q: expected %s", name, expected)
 		case len(v) > 1:
 			return nil, fmt.Errorf("%s is given %d times", name, len(v))
+		case name == "watch" && (v[0] == "" || v[0] == "true"):
+		case name == "watch":
+			return nil, fmt.Errorf("watch %q: expected true or no value", v[0])
 		case v[0] == "":
 			return nil, fmt.Errorf("%s %q: expected a value", name, v[0])
 		default:

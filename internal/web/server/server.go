@@ -219,8 +219,9 @@ func (o *Options) serve(server *http.Server, l net.Listener, log *slog.Logger) e
 }
 
 // Serve serves until ctx is done, and then completes running requests within
-// shutdownTimeout.
+// shutdownTimeout. The context of each request ends with ctx.
 func Serve(ctx context.Context, server *http.Server, what string, serve func() error) error {
+	server.BaseContext = func(net.Listener) context.Context { return ctx }
 	served := make(chan error, 1)
 	go func() { served <- serve() }() // ends with Shutdown or Close
 	select {

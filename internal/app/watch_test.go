@@ -1,0 +1,111 @@
+package app_test
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/node"
+	"github.com/podgauge/podgauge/internal/web/server"
+	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/test/bufconn"
+)
+
+// watchServer is the HTTP server of a scripted node, on connections with little room for unread bytes.
+type watchServer struct {
+	t        *testing.T
+	node     *node.State
+	listener *bufconn.Listener
+	served   chan error
+	ended    chan time.Time // of a request
+}
+
+// serveWatches starts a server that ends with ctx.
+func serveWatches(ctx context.Context, t *testing.T) *watchServer {
+	s := &watchServer{t, nil, bufconn.Listen(1 << 10), make(chan error, 1), make(chan time.Time, 1)}
+	sources := newScriptedNode().sources()
+	s.node = sources.State
+	h := exporter.New(sources, exporter.Options{}).Handler(exporter.HandlerOptions{TelemetryPath: "/metrics", Registry: prometheus.NewRegistry()})
+	web := server.New(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r)
+		s.ended <- time.Now()
+	}), slog.New(slog.DiscardHandler))
+	go func() {
+		s.served <- server.Serve(ctx, web, "metrics", func() error { return web.Serve(s.listener) })
+	}()
+	return s
+}
+
+// watch sends the request for a stream.
+func (s *watchServer) watch() net.Conn {
+	conn, err := s.listener.Dial()
+	if err == nil {
+		_, err = io.WriteString(conn, "GET /api/v1/node?watch HTTP/1.1\r\nHost: node-a\r\n\r\n")
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return conn
+}
+
+// TestShutdownEndsWatches checks that a stream outlives the timeouts of the server, and that it ends whole and at once
+// when the server ends.
+func TestShutdownEndsWatches(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ctx, shutdown := context.WithCancel(t.Context())
+		s := serveWatches(ctx, t)
+		conn := s.watch()
+		defer conn.Close()
+		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewReader(response.Body)
+		for range 40 { // 15 s apart
+			if _, err := lines.ReadString('\n'); err != nil {
+				t.Fatal(err)
+			}
+		}
+		at := time.Now()
+		shutdown()
+		if _, err := lines.ReadByte(); err != io.EOF { // io.ErrUnexpectedEOF after a Close of the server
+			t.Errorf("got %v, want the end of the stream", err)
+		}
+		if err := <-s.served; err != nil || time.Since(at) >= time.Second {
+			t.Errorf("the server ended after %s: %v", time.Since(at), err)
+		}
+	})
+}
+
+// TestStoppedWatch checks that the stream of a client that does not read ends 20 s after the start of the unread line.
+func TestStoppedWatch(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ctx, shutdown := context.WithCancel(t.Context())
+		s := serveWatches(ctx, t)
+		conn := s.watch()
+		defer conn.Close()
+		started := time.Now()
+		for range 30 {
+			time.Sleep(time.Second)
+			s.node.Driver.Set(device.Driver{State: device.DriverFailing, Err: io.ErrShortWrite})
+		}
+		if got := (<-s.ended).Sub(started); got != 20*time.Second {
+			t.Errorf("the stream ended after %s", got)
+		}
+		if unread, err := io.ReadAll(conn); err != nil || len(unread) > 2<<10 { // of the connection
+			t.Errorf("got %d bytes: %v", len(unread), err)
+		}
+		shutdown()
+		if err := <-s.served; err != nil {
+			t.Error(err)
+		}
+	})
+}
