@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/internal/text"
+	"github.com/podgauge/podgauge/kube/internal/condition"
+	"github.com/podgauge/podgauge/kube/internal/events"
+	"github.com/podgauge/podgauge/kube/internal/nodes"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// The limits of requests to the API server: the failure of a rack makes
+// hundreds of writes at once.
+const (
+	requestsPerSecond = 50
+	requestsBurst     = 100
+)
+
+// controllerOptions are the flags of controller.
+type controllerOptions struct {
+	nodes      nodes.Options
+	tls        nodes.TLS
+	events     bool
+	condition  condition.Settings
+	election   election
+	kubeconfig string
+	listen     string
+	log        logOptions
+}
+
+func newControllerCommand() *cobra.Command {
+	o := &controllerOptions{}
+	command := &cobra.Command{
+		Use: "controller", Short: "Report the GPUs of all nodes to the API server",
+		Long: "Find podgauge's pods, follow podgauge on each node, and report the GPUs to the API server:\n" +
+			"faults as events of pods and nodes, and the health as a condition of each node.",
+		Example: "  podgauge-kube controller --namespace=podgauge --events --node-condition=podgauge",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			kinds, err := o.check()
+			if err != nil {
+				return err
+			}
+			log, err := o.log.logger(c.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			return cli.Failed(o.run(c.Context(), kinds, log))
+		},
+	}
+	o.addFlags(command.Flags())
+	return command
+}
+
+func (o *controllerOptions) addFlags(f *pflag.FlagSet) {
+	f.SortFlags = false
+	f.StringVar(&o.nodes.Namespace, "namespace", "", "`namespace` of podgauge's pods (default the own namespace)")
+	f.StringVar(&o.nodes.Selector, "selector", "app.kubernetes.io/name=podgauge", "`labels` of podgauge's pods")
+	f.IntVar(&o.nodes.Port, "port", 0, "`port` of podgauge (default the container port named metrics, or 9400)")
+	f.StringVar(&o.nodes.Scheme, "node-scheme", "http", "`scheme` of podgauge's API: http or https")
+	f.StringVar(&o.tls.CAFile, "node-ca-file", "",
+		"`file` with the certificates of authorities for https (default the system's)")
+	f.StringVar(&o.tls.ServerName, "node-server-name", "",
+		"`name` in the certificates of the nodes (default the pod's address)")
+	f.BoolVar(&o.tls.SkipVerify, "node-insecure-skip-verify", false, "accept any certificate of a node")
+	f.StringVar(&o.nodes.Username, "node-username", "", "`name` of podgauge's user, with --node-password-file")
+	f.StringVar(&o.nodes.PasswordFile, "node-password-file", "", "`file` with the password of podgauge's user")
+	f.BoolVar(&o.events, "events", false, "report incidents as events of the affected pods and of the node")
+	f.StringVar(&o.condition.Preset, "node-condition", "",
+		"report the GPUs' health as node conditions with the types and reasons of a `preset`: podgauge, eks or aks; "+
+			"empty: no condition")
+	f.StringVar(&o.condition.Type, "node-condition.type", "", "`type` of the condition (default the preset's)")
+	f.StringVar(&o.condition.HealthyStatus, "node-condition.healthy-status", "",
+		"`status` of the condition without a fault: True or False (default the preset's)")
+	f.StringVar(&o.condition.Reasons, "node-condition.reasons", "",
+		"`reasons` of the condition: ready=REASON,unhealthy=REASON,unknown=REASON (default the preset's)")
+	o.election.addFlags(f)
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`, outside of a cluster")
+	f.StringVar(&o.listen, "web.listen-address", ":9401", "`address` of metrics and probes")
+	o.log.addFlags(f)
+}
+
+// check checks the flags, and returns the kinds of conditions.
+func (o *controllerOptions) check() ([]condition.Kind, error) {
+	if _, err := labels.Parse(o.nodes.Selector); err != nil {
+		return nil, fmt.Errorf("--selector %q: %w", o.nodes.Selector, err)
+	}
+	if err := text.CheckAddress(o.listen); err != nil {
+		return nil, fmt.Errorf("--web.listen-address %q: %w", o.listen, err)
+	}
+	https := o.nodes.Scheme == "https"
+	switch {
+	case o.nodes.Scheme != "http" && !https:
+		return nil, fmt.Errorf("--node-scheme %q: expected http or https", o.nodes.Scheme)
+	case !https && o.tls != nodes.TLS{}:
+		return nil, errors.New("--node-ca-file, --node-server-name, --node-insecure-skip-verify: " +
+			"set --node-scheme=https")
+	case (o.nodes.Username == "") != (o.nodes.PasswordFile == ""):
+		return nil, errors.New("--node-username, --node-password-file: set both or none of them")
+	case o.nodes.Port < 0 || o.nodes.Port > 65535:
+		return nil, fmt.Errorf("--port %d: expected 1 to 65535", o.nodes.Port)
+	}
+	kinds, err := o.condition.Kinds()
+	if err == nil && !o.events && len(kinds) == 0 {
+		err = errors.New("nothing to report: set --events or --node-condition")
+	}
+	return kinds, err
+}
+
+// run runs the controller until ctx is done.
+func (o *controllerOptions) run(ctx context.Context, kinds []condition.Kind, log *slog.Logger) (err error) {
+	m := newMetrics()
+	config, err := o.connect(m)
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	if o.nodes.HTTP, err = nodes.NewHTTPClient(o.tls); err != nil {
+		return err
+	}
+	o.nodes.Kubernetes, o.nodes.Log = client, log
+	if o.events {
+		r := events.New(client, log)
+		o.nodes.Reporters = append(o.nodes.Reporters, r)
+		m.addEvents(r.Dropped)
+	}
+	if len(kinds) > 0 {
+		o.nodes.Reporters = append(o.nodes.Reporters, condition.New(client, kinds))
+	}
+	followed := nodes.New(o.nodes)
+	m.addNodes(followed.Count)
+	leading, err := o.election.leader(config, log)
+	if err != nil {
+		return err
+	}
+	m.addLeader(leading.isLeader)
+	log.Info("podgauge-kube started", "version", version, "namespace", o.nodes.Namespace)
+	return o.serve(ctx, m.handler(leading.healthy, func() error {
+		if leading.isLeader() && !followed.Synced() {
+			return errors.New("the pods of podgauge are not yet known")
+		}
+		return nil
+	}), func(ctx context.Context) error { return leading.run(ctx, followed.Run) })
+}
+
+// connect returns the address and credentials of the API server, and completes
+// namespaces.
+func (o *controllerOptions) connect(m *metrics) (*rest.Config, error) {
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: o.kubeconfig}, &clientcmd.ConfigOverrides{})
+	config, err := loader.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("find API server: %w", err)
+	}
+	namespace, _, err := loader.Namespace()
+	if err != nil {
+		return nil, fmt.Errorf("find own namespace: %w", err)
+	}
+	if o.nodes.Namespace == "" {
+		o.nodes.Namespace = namespace
+	}
+	if o.election.namespace == "" {
+		o.election.namespace = namespace
+	}
+	config.QPS, config.Burst, config.UserAgent = requestsPerSecond, requestsBurst, "podgauge-kube/"+version
+	config.Wrap(m.countRequests)
+	return config, nil
+}
+
+// serve runs a task beside the HTTP server of metrics and probes.
+func (o *controllerOptions) serve(ctx context.Context, h http.Handler, task func(context.Context) error) error {
+	server := &http.Server{Addr: o.listen, Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve metrics: %w", err)
+		}
+		return nil
+	})
+	g.Go(func() error {
+		defer server.Close() //nolint:errcheck // at the end
+		return task(ctx)
+	})
+	return g.Wait()
+}

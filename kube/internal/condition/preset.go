@@ -1,0 +1,164 @@
+package condition
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Kind is a kind of condition, with the words of the controllers that read it.
+type Kind struct {
+	Type corev1.NodeConditionType
+	// Healthy is the status without a fault: True or False. The other one is
+	// the status of a fault.
+	Healthy       corev1.ConditionStatus
+	HealthyReason string
+	// HealthyMessage is empty for the number of healthy GPUs, which holds only
+	// for a condition of all faults.
+	HealthyMessage string
+	UnknownReason  string // while the driver is not ready
+	Faults         []Fault
+}
+
+// Fault is the condition's reason for faults. Faults without a row do not
+// change the condition.
+type Fault struct {
+	Fault  string // a device's reason, "missing", or a prefix that ends in "*"
+	Reason string // "*" stands for the rest after the prefix
+}
+
+const unknownReason = "DriverNotReady"
+
+// presets returns the kinds of conditions by the name of the preset.
+//
+// EKS's node monitoring agent writes AcceleratedHardwareReady if its nvidia
+// monitor is enabled, and AKS's node problem detector writes the conditions of
+// AKS on nodes with AKS's driver. Of two writers, the later one wins, so
+// podgauge replaces them and does not complement them.
+func presets() map[string][]Kind {
+	return map[string][]Kind{
+		// As with node-problem-detector's conditions, "True" is the problem.
+		"podgauge": {{
+			Type: "GPUUnhealthy", Healthy: corev1.ConditionFalse, HealthyReason: "GPUsHealthy",
+			UnknownReason: unknownReason, Faults: []Fault{{"*", "GPUsUnhealthy"}},
+		}},
+		// https://github.com/aws/eks-node-monitoring-agent: the type is in
+		// pkg/conditions/conditions.go, the reason of a healthy node in
+		// cmd/eks-node-monitoring-agent/main.go, the others in
+		// pkg/reasons/reasons.yaml. The last row has podgauge's own reason.
+		"eks": {{
+			Type: "AcceleratedHardwareReady", Healthy: corev1.ConditionTrue, HealthyReason: "NvidiaGPUIsReady",
+			UnknownReason: unknownReason,
+			Faults: []Fault{
+				{"missing", "NvidiaDeviceCountMismatch"},
+				{"lost", "NvidiaDeviceCountMismatch"},
+				{"gone", "NvidiaDeviceCountMismatch"},
+				{"fabric*", "NvidiaFabricError"},
+				{"xid_*", "NvidiaXID*Error"},
+				{"*", "GPUsUnhealthy"},
+			},
+		}},
+		// https://learn.microsoft.com/azure/aks/node-problem-detector has the
+		// types, https://github.com/Azure/AgentBaker in e2e/validators.go
+		// status, reasons and message of GPUMissing. The reasons of the other
+		// two follow its pattern: type, and No with the type.
+		"aks": {
+			{
+				Type: "GPUMissing", Healthy: corev1.ConditionFalse, HealthyReason: "NoGPUMissing",
+				HealthyMessage: "All GPUs are present", UnknownReason: unknownReason,
+				Faults: []Fault{{"missing", "GPUMissing"}, {"lost", "GPUMissing"}, {"gone", "GPUMissing"}},
+			},
+			{
+				Type: "NVLinkStatusInactive", Healthy: corev1.ConditionFalse, HealthyReason: "NoNVLinkStatusInactive",
+				HealthyMessage: "No GPU is unhealthy because of NVLink.", UnknownReason: unknownReason,
+				Faults: nvlinkFaults("NVLinkStatusInactive"),
+			},
+			{
+				Type: "XIDErrors", Healthy: corev1.ConditionFalse, HealthyReason: "NoXIDErrors",
+				HealthyMessage: "No GPU is unhealthy because of an Xid.", UnknownReason: unknownReason,
+				Faults: []Fault{{"xid_*", "XIDErrors"}},
+			},
+		},
+	}
+}
+
+// nvlinkFaults are the faults of NVLink: the fabric's state and the Xids of
+// NVIDIA's catalog with NVLink in their names.
+func nvlinkFaults(reason string) (faults []Fault) {
+	for _, fault := range []string{
+		"fabric*", "xid_74", "xid_144", "xid_145", "xid_146", "xid_147", "xid_148", "xid_149", "xid_150",
+	} {
+		faults = append(faults, Fault{fault, reason})
+	}
+	return faults
+}
+
+// Settings select the kinds of conditions. Empty settings are the preset's.
+type Settings struct {
+	Preset        string
+	Type          string
+	HealthyStatus string // True or False
+	Reasons       string // ready=…,unhealthy=…,unknown=…
+}
+
+// Kinds returns the kinds of conditions.
+func (s Settings) Kinds() ([]Kind, error) {
+	kinds, ok := presets()[s.Preset]
+	switch {
+	case s.Preset == "" && s != Settings{}:
+		return nil, errors.New("--node-condition: required by the other flags of the condition")
+	case s.Preset == "":
+		return nil, nil
+	case !ok:
+		return nil, fmt.Errorf("--node-condition %q: expected podgauge, eks or aks", s.Preset)
+	case len(kinds) > 1 && s != Settings{Preset: s.Preset}:
+		return nil, fmt.Errorf("--node-condition %q: has several conditions; type, status and reasons cannot be changed",
+			s.Preset)
+	}
+	k := &kinds[0]
+	if s.Type != "" {
+		k.Type = corev1.NodeConditionType(s.Type)
+	}
+	switch status := corev1.ConditionStatus(s.HealthyStatus); status {
+	case "":
+	case corev1.ConditionTrue, corev1.ConditionFalse:
+		k.Healthy = status
+	default:
+		return nil, fmt.Errorf("--node-condition.healthy-status %q: expected True or False", s.HealthyStatus)
+	}
+	return kinds, k.setReasons(s.Reasons)
+}
+
+func (k *Kind) setReasons(list string) error {
+	for entry := range strings.SplitSeq(list, ",") {
+		name, reason, _ := strings.Cut(entry, "=")
+		switch {
+		case list == "":
+		case name == "ready" && reason != "":
+			k.HealthyReason = reason
+		case name == "unhealthy" && reason != "":
+			k.Faults = []Fault{{"*", reason}}
+		case name == "unknown" && reason != "":
+			k.UnknownReason = reason
+		default:
+			return fmt.Errorf("--node-condition.reasons %q: expected ready=REASON, unhealthy=REASON or unknown=REASON", entry)
+		}
+	}
+	return nil
+}
+
+// reason returns the condition's reason for a fault.
+func (k *Kind) reason(fault string) (reason string, ok bool) {
+	i := slices.IndexFunc(k.Faults, func(f Fault) bool {
+		prefix, isPrefix := strings.CutSuffix(f.Fault, "*")
+		return f.Fault == fault || isPrefix && strings.HasPrefix(fault, prefix)
+	})
+	if i < 0 {
+		return "", false
+	}
+	rest := strings.TrimPrefix(fault, strings.TrimSuffix(k.Faults[i].Fault, "*"))
+	return strings.ReplaceAll(k.Faults[i].Reason, "*", rest), true
+}

@@ -1,0 +1,150 @@
+package events
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/kube/internal/message"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// component is the component of the events.
+	component = "podgauge"
+	// nodeNamespace has the events of nodes, as the kubelet's.
+	nodeNamespace = metav1.NamespaceDefault
+	// maxEventName is the maximum length of an object's name.
+	maxEventName = 253
+	// maxClockSkew is the allowed lead of the API server's clock over the
+	// node's clock.
+	maxClockSkew = 10 * time.Second
+)
+
+// newEvent returns a warning about the node. An event recorder of client-go
+// would name it at random, and a restart would repeat it.
+func newEvent(name, namespace, node string, first, last time.Time) *corev1.Event {
+	return &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		// As the kubelet's: kubectl describe finds the events of a node by the
+		// name in place of the UID.
+		InvolvedObject:      corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
+		Type:                corev1.EventTypeWarning,
+		Source:              corev1.EventSource{Component: component, Host: node},
+		FirstTimestamp:      metav1.NewTime(first),
+		LastTimestamp:       metav1.NewTime(last),
+		Count:               1,
+		ReportingController: component,
+		ReportingInstance:   node,
+	}
+}
+
+// send creates the event, or updates the count.
+func (r *Reporter) send(ctx context.Context, node string, key eventKey, state *reportState) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	i, api := state.incident, r.client.CoreV1().Events(cmp.Or(key.namespace, nodeNamespace))
+	count := int32(min(state.want, math.MaxInt32)) //nolint:gosec // limited
+	if state.count == 0 {
+		e, err := r.event(ctx, node, key, i, count)
+		if err != nil {
+			return err
+		}
+		_, err = api.Create(ctx, e, metav1.CreateOptions{})
+		if err == nil {
+			state.count = state.want
+		}
+		if !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		// Created by an earlier process: the count may be outdated.
+	}
+	last := i.Last
+	if key.recovered {
+		last = *i.RecoveredAt
+	}
+	body, err := json.Marshal(map[string]any{"count": count, "lastTimestamp": metav1.NewTime(last)})
+	if err != nil {
+		return err
+	}
+	_, err = api.Patch(ctx, eventName(i.ID, key), types.MergePatchType, body, metav1.PatchOptions{})
+	switch {
+	case err == nil:
+		state.count = state.want
+	case apierrors.IsNotFound(err) && state.count > 0: // expired
+		state.count = 0
+		return nil
+	}
+	return err
+}
+
+// event returns the event of a key.
+func (r *Reporter) event(ctx context.Context, node string, key eventKey, i *incident.Incident, count int32) (
+	*corev1.Event, error,
+) {
+	e := newEvent(eventName(i.ID, key), cmp.Or(key.namespace, nodeNamespace), node, i.First, i.Last)
+	e.Reason, e.Message, e.Count = "GPUError", message.Incident(i), count
+	switch {
+	case key.recovered:
+		e.Reason, e.Type, e.Message = "GPURecovered", corev1.EventTypeNormal, message.Recovery(i)
+		e.FirstTimestamp = metav1.NewTime(*i.RecoveredAt)
+		e.LastTimestamp = e.FirstTimestamp
+	case i.Reason == device.ReasonRetired:
+		e.Reason = "GPURetired"
+	case i.MarkedUnhealthy:
+		e.Reason = "GPUUnhealthy"
+	}
+	if key.namespace == "" {
+		return e, nil
+	}
+	uid, err := r.podUID(ctx, node, key, i)
+	e.InvolvedObject = corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Pod", Namespace: key.namespace, Name: key.name, UID: uid,
+	}
+	return e, err
+}
+
+// podUID returns the UID of an affected pod, without which kubectl describe
+// does not show the event. It is empty if the pod was deleted.
+func (r *Reporter) podUID(ctx context.Context, node string, key eventKey, i *incident.Incident) (types.UID, error) {
+	affected := i.Affected[slices.IndexFunc(i.Affected, func(c incident.AffectedContainer) bool {
+		return c.Namespace == key.namespace && c.Pod == key.name
+	})]
+	if affected.UID != "" {
+		return types.UID(affected.UID), nil
+	}
+	pod, err := r.client.CoreV1().Pods(key.namespace).Get(ctx, key.name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return "", nil
+	case err != nil:
+		return "", err
+	}
+	// kubectl describe uses the UID of the static pod
+	mirrored := types.UID(pod.Annotations[corev1.MirrorPodAnnotationKey])
+	if mirrored == "" && (pod.Spec.NodeName != node ||
+		pod.CreationTimestamp.After(affected.Since.Add(maxClockSkew))) {
+		return "", nil // a later pod of the same name
+	}
+	return cmp.Or(mirrored, pod.UID), nil
+}
+
+// eventName returns the name of an event: the object's name and the incident's
+// ID.
+func eventName(id uint64, key eventKey) string {
+	suffix := fmt.Sprintf(".%016x", id)
+	if key.recovered {
+		suffix += ".recovered"
+	}
+	return strings.TrimRight(key.name[:min(len(key.name), maxEventName-len(suffix))], "-.") + suffix
+}

@@ -1,0 +1,236 @@
+// Package events reports incidents as events of the affected pods and of the
+// node.
+package events
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/loglimit"
+	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/kube/internal/nodes"
+	"golang.org/x/time/rate"
+	"k8s.io/client-go/kubernetes"
+)
+
+const (
+	// window is the age after which an incident or recovery is not reported any
+	// more. Kubernetes keeps events for an hour.
+	window = 10 * time.Minute
+	// burst and interval are the rate of events of an object, as in client-go's
+	// event recorder.
+	burst          = 25
+	interval       = 5 * time.Minute
+	requestTimeout = 30 * time.Second
+	// laterDelay is the delay after a rejected event, and above the rate.
+	laterDelay = 30 * time.Second
+)
+
+// Reporter reports each incident as an event of the affected pods and, if a
+// device turned unhealthy or recovered, of the node. It reports also resources
+// that wait for another device plugin. It is a nodes.Reporter.
+//
+// The name of an event follows from the incident, so a restart repeats no
+// event. Repetitions of an incident update the count.
+type Reporter struct {
+	client   kubernetes.Interface
+	log      *slog.Logger
+	rejected *loglimit.Limiter[struct{}]
+	dropped  atomic.Uint64
+
+	mu    sync.Mutex
+	nodes map[string]*nodeEvents // by name; guarded by mu
+}
+
+// nodeEvents is what the API server has of a node. The calls for the node own
+// it.
+type nodeEvents struct {
+	name     string
+	reported map[eventKey]*reportState
+	limiters map[string]*rate.Limiter // by namespace and name of the object
+	waiting  map[string]time.Time     // creation of the event, by waiting resource
+}
+
+// eventKey identifies an event of a node's incident.
+type eventKey struct {
+	incident  uint64
+	namespace string // of the pod; empty: of the node
+	name      string
+	recovered bool
+}
+
+// reportState is what the API server has of an event.
+type reportState struct {
+	incident *incident.Incident // in the newest response
+	seenAt   time.Time          // of the newest response
+	count    uint64             // reported repetitions; 0: not created
+	want     uint64             // repetitions
+	dueAt    time.Time
+}
+
+// New returns a Reporter.
+func New(client kubernetes.Interface, log *slog.Logger) *Reporter {
+	return &Reporter{
+		client: client, log: log, rejected: loglimit.New[struct{}](time.Hour), nodes: map[string]*nodeEvents{},
+	}
+}
+
+// Dropped returns the number of events that became too old before the API
+// server had them.
+func (r *Reporter) Dropped() uint64 { return r.dropped.Load() }
+
+// Forget drops the state of a node.
+func (r *Reporter) Forget(_ context.Context, node string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := r.nodes[node]; n != nil {
+		for _, state := range n.reported {
+			r.drop(state)
+		}
+	}
+	delete(r.nodes, node)
+	return nil
+}
+
+func (r *Reporter) node(name string) *nodeEvents {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.nodes[name] == nil {
+		r.nodes[name] = &nodeEvents{
+			name: name, reported: map[eventKey]*reportState{}, limiters: map[string]*rate.Limiter{},
+			waiting: map[string]time.Time{},
+		}
+	}
+	return r.nodes[name]
+}
+
+// Report sends what is due. A failure that is not about one event ends it.
+func (r *Reporter) Report(ctx context.Context, node string, response *api.NodeResponse) (time.Duration, error) {
+	n, now := r.node(node), time.Now()
+	var next time.Duration
+	for _, key := range r.update(n, response.Incidents, now) {
+		state := n.reported[key]
+		if state.count >= state.want {
+			continue
+		}
+		if !state.dueAt.After(now) {
+			if err := r.sendLimited(ctx, n, key, state, now); err != nil {
+				return 0, err
+			}
+		}
+		if state.count < state.want {
+			next = earlier(next, max(state.dueAt.Sub(now), time.Second))
+		}
+	}
+	again, err := r.reportWaiting(ctx, n, response.Resources)
+	return earlier(next, again), err
+}
+
+// earlier returns the smaller delay; 0 is none.
+func earlier(a, b time.Duration) time.Duration {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
+}
+
+// sendLimited sends an event, or postpones it above the rate and after a
+// rejection.
+func (r *Reporter) sendLimited(ctx context.Context, n *nodeEvents, key eventKey, state *reportState,
+	now time.Time,
+) error {
+	limiter := n.limiter(key)
+	if limiter.TokensAt(now) < 1 {
+		state.dueAt = now.Add(laterDelay)
+		return nil
+	}
+	err := r.send(ctx, n.name, key, state)
+	switch {
+	case err == nil:
+		limiter.AllowN(now, 1)
+		return nil
+	case !nodes.IsRejected(err):
+		return err
+	}
+	state.dueAt = now.Add(laterDelay)
+	if r.rejected.Allow(struct{}{}, now) {
+		r.log.Warn("API server rejected an event", "node", n.name, "err", err)
+	}
+	return nil
+}
+
+// update returns the events of recent incidents, newest first, and removes the
+// state of old events and unused limiters.
+func (r *Reporter) update(n *nodeEvents, incidents []incident.Incident, now time.Time) (recent []eventKey) {
+	for k := range incidents {
+		i := &incidents[k]
+		for _, key := range keysOf(i, n.name, now) {
+			state := n.reported[key]
+			if state == nil {
+				state = &reportState{}
+				n.reported[key] = state
+			}
+			state.incident, state.seenAt, state.want = i, now, i.Count
+			if key.recovered {
+				state.want = 1
+			}
+			recent = append(recent, key)
+		}
+	}
+	for key, state := range n.reported {
+		if !state.seenAt.Equal(now) {
+			r.drop(state)
+			delete(n.reported, key)
+		}
+	}
+	for object, l := range n.limiters {
+		if l.TokensAt(now) >= burst {
+			delete(n.limiters, object)
+		}
+	}
+	return recent
+}
+
+// drop counts an event that is removed.
+func (r *Reporter) drop(state *reportState) {
+	if state.count < state.want {
+		r.dropped.Add(1)
+	}
+}
+
+// keysOf returns the events of an incident that are not too old. The recovery
+// may come hours after the incident.
+func keysOf(i *incident.Incident, node string, now time.Time) (keys []eventKey) {
+	if i.Historical || !i.MarkedUnhealthy && i.Action == "" {
+		return nil
+	}
+	if i.RecoveredAt != nil && now.Sub(*i.RecoveredAt) <= window {
+		keys = append(keys, eventKey{incident: i.ID, name: node, recovered: true})
+	}
+	if now.Sub(i.Last) > window {
+		return keys
+	}
+	if i.MarkedUnhealthy {
+		keys = append(keys, eventKey{incident: i.ID, name: node})
+	}
+	for _, c := range i.Affected {
+		key := eventKey{incident: i.ID, namespace: c.Namespace, name: c.Pod}
+		if c.Pod != "" && c.Last.IsZero() && !slices.Contains(keys, key) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+func (n *nodeEvents) limiter(key eventKey) *rate.Limiter {
+	object := key.namespace + "/" + key.name
+	if n.limiters[object] == nil {
+		n.limiters[object] = rate.NewLimiter(rate.Every(interval), burst)
+	}
+	return n.limiters[object]
+}

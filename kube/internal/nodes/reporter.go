@@ -1,0 +1,115 @@
+package nodes
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
+	"github.com/podgauge/podgauge/internal/web/api"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+const (
+	minBackoff, maxBackoff = 500 * time.Millisecond, 10 * time.Second
+	// rejectedDelay is the delay after a rejected request.
+	rejectedDelay = 30 * time.Second
+	// changeInterval collects changes, and limits the calls of a Reporter.
+	changeInterval = 100 * time.Millisecond
+)
+
+// Reporter writes what follows from the state of nodes to the API server. Calls
+// for a node come one after the other; calls for different nodes are concurrent.
+type Reporter interface {
+	// Report writes what follows from a node's newest response, which is
+	// read-only. It returns the delay after which it wants to be called without
+	// a change; 0: only after a change. An error is a reason to call it again
+	// soon.
+	Report(ctx context.Context, node string, r *api.NodeResponse) (next time.Duration, err error)
+	// Forget drops the state of a node that is gone from the cluster.
+	Forget(ctx context.Context, node string) error
+}
+
+// IsRejected reports whether the API server rejects a request as such: a
+// repetition soon will not help. Admission webhooks choose the status of a
+// rejection.
+func IsRejected(err error) bool {
+	temporary := []int32{
+		http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusConflict,
+		http.StatusTooManyRequests,
+	}
+	status, ok := err.(apierrors.APIStatus) //nolint:errorlint // client-go's errors are not wrapped
+	if !ok {
+		return false
+	}
+	code := status.Status().Code
+	return code/100 == 4 && !slices.Contains(temporary, code)
+}
+
+// report calls a Reporter for a node until ctx is done, or the node is gone and
+// forgotten.
+func (n *Nodes) report(ctx context.Context, e *entry, r Reporter) {
+	backoff := retry.Backoff{Min: minBackoff, Max: maxBackoff}
+	for ctx.Err() == nil {
+		s, changed := e.state.Get()
+		next, err := time.Duration(0), error(nil)
+		switch {
+		case s.gone:
+			err = r.Forget(ctx, e.name)
+		case s.response != nil:
+			next, err = r.Report(ctx, e.name, s.response)
+		}
+		if ctx.Err() != nil || s.gone && err == nil {
+			return
+		}
+		if err != nil {
+			_ = retry.Sleep(ctx, n.failed(e, err, &backoff))
+			continue
+		}
+		backoff.Reset()
+		var due <-chan time.Time
+		if next > 0 && s.reachable { // nothing is known about an unreachable node
+			due = time.After(next)
+		}
+		select {
+		case <-ctx.Done():
+		case <-changed:
+			_ = retry.Sleep(ctx, changeInterval)
+		case <-due:
+		}
+	}
+}
+
+// failed logs the failure of a Reporter, and returns the delay before the next
+// call. An outage of the API server fails for all nodes at once, so the limit
+// of messages is by cause.
+func (n *Nodes) failed(e *entry, err error, b *retry.Backoff) time.Duration {
+	if n.outages.Allow(string(apierrors.ReasonForError(err)), time.Now()) {
+		n.o.Log.Warn("cannot report to the API server", "node", e.name, "err", err)
+	}
+	if IsRejected(err) {
+		return retry.Spread(rejectedDelay)
+	}
+	return retry.Spread(b.Next())
+}
+
+// state is what is known about a node.
+type state struct {
+	response  *api.NodeResponse // newest; nil: unknown
+	reachable bool              // the response is current
+	gone      bool              // from the cluster; it stays so
+}
+
+// entry is a node with a pod of podgauge now or lately.
+type entry struct {
+	name  string
+	state pubsub.Value[state]
+	// done is closed when all Reporters have forgotten the node.
+	done chan struct{}
+
+	// The two below belong to Run's goroutine.
+	target target
+	stop   func() // ends the follower of target
+}

@@ -1,0 +1,95 @@
+package nodes
+
+import (
+	"cmp"
+	"net"
+	"strconv"
+
+	"github.com/podgauge/podgauge/internal/web/api"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const defaultPort = 9400
+
+// target is a pod to follow. The zero target is no pod.
+type target struct {
+	uid types.UID
+	url string
+}
+
+// targets returns the pod to follow of each node. During an update with a
+// surge, a node has two pods: a ready pod wins, and then the newer one. The
+// node's name is from the pod, for a response may name any node.
+func (n *Nodes) targets(pods []any) map[string]target {
+	best := map[string]*corev1.Pod{}
+	for _, object := range pods {
+		p := object.(*corev1.Pod)
+		if p.Status.PodIP == "" || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		if other := best[p.Spec.NodeName]; other == nil || compare(p, other) > 0 {
+			best[p.Spec.NodeName] = p
+		}
+	}
+	targets := make(map[string]target, len(best))
+	for name, p := range best {
+		address := net.JoinHostPort(p.Status.PodIP, strconv.Itoa(n.port(p)))
+		targets[name] = target{uid: p.UID, url: n.o.Scheme + "://" + address + api.NodePath + "?watch"}
+	}
+	return targets
+}
+
+// compare orders the pods of a node by preference.
+func compare(a, b *corev1.Pod) int {
+	return cmp.Or(
+		cmp.Compare(ready(a), ready(b)),
+		a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
+		cmp.Compare(a.Name, b.Name),
+	)
+}
+
+// ready returns 1 for a ready pod.
+func ready(p *corev1.Pod) int {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			return 1
+		}
+	}
+	return 0
+}
+
+func (n *Nodes) port(p *corev1.Pod) int {
+	if n.o.Port != 0 {
+		return n.o.Port
+	}
+	for i := range p.Spec.Containers {
+		for _, port := range p.Spec.Containers[i].Ports {
+			if port.Name == "metrics" {
+				return int(port.ContainerPort)
+			}
+		}
+	}
+	return defaultPort
+}
+
+// trim returns a pod with the fields in use, for the informer's memory.
+func trim(object any) (any, error) {
+	p, ok := object.(*corev1.Pod)
+	if !ok { // the last state of a deleted pod
+		return object, nil
+	}
+	small := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
+			CreationTimestamp: p.CreationTimestamp,
+		},
+		Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName},
+		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, Conditions: p.Status.Conditions},
+	}
+	for i := range p.Spec.Containers {
+		small.Spec.Containers = append(small.Spec.Containers, corev1.Container{Ports: p.Spec.Containers[i].Ports})
+	}
+	return small, nil
+}
