@@ -32,7 +32,7 @@ const (
 // controllerOptions are the flags of controller.
 type controllerOptions struct {
 	nodes      nodes.Options
-	tls        nodes.TLS
+	tls        rest.TLSClientConfig
 	events     bool
 	condition  condition.Settings
 	election   election
@@ -75,7 +75,7 @@ func (o *controllerOptions) addFlags(f *pflag.FlagSet) {
 		"`file` with the certificates of authorities for https (default the system's)")
 	f.StringVar(&o.tls.ServerName, "node-server-name", "",
 		"`name` in the certificates of the nodes (default the pod's address)")
-	f.BoolVar(&o.tls.SkipVerify, "node-insecure-skip-verify", false, "accept any certificate of a node")
+	f.BoolVar(&o.tls.Insecure, "node-insecure-skip-verify", false, "accept any certificate of a node")
 	f.StringVar(&o.nodes.Username, "node-username", "", "`name` of podgauge's user, with --node-password-file")
 	f.StringVar(&o.nodes.PasswordFile, "node-password-file", "", "`file` with the password of podgauge's user")
 	f.BoolVar(&o.events, "events", false, "report incidents as events of the affected pods and of the node")
@@ -85,7 +85,7 @@ func (o *controllerOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.condition.Type, "node-condition.type", "", "`type` of the condition (default the preset's)")
 	f.StringVar(&o.condition.HealthyStatus, "node-condition.healthy-status", "",
 		"`status` of the condition without a fault: True or False (default the preset's)")
-	f.StringVar(&o.condition.Reasons, "node-condition.reasons", "",
+	f.StringToStringVar(&o.condition.Reasons, "node-condition.reasons", nil,
 		"`reasons` of the condition: ready=REASON,unhealthy=REASON,unknown=REASON (default the preset's)")
 	o.election.addFlags(f)
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`, outside of a cluster")
@@ -105,7 +105,7 @@ func (o *controllerOptions) check() ([]condition.Kind, error) {
 	switch {
 	case o.nodes.Scheme != "http" && !https:
 		return nil, fmt.Errorf("--node-scheme %q: expected http or https", o.nodes.Scheme)
-	case !https && o.tls != nodes.TLS{}:
+	case !https && (o.tls.CAFile != "" || o.tls.ServerName != "" || o.tls.Insecure):
 		return nil, errors.New("--node-ca-file, --node-server-name, --node-insecure-skip-verify: " +
 			"set --node-scheme=https")
 	case (o.nodes.Username == "") != (o.nodes.PasswordFile == ""):
@@ -121,7 +121,7 @@ func (o *controllerOptions) check() ([]condition.Kind, error) {
 }
 
 // run runs the controller until ctx is done.
-func (o *controllerOptions) run(ctx context.Context, kinds []condition.Kind, log *slog.Logger) (err error) {
+func (o *controllerOptions) run(ctx context.Context, kinds []condition.Kind, log *slog.Logger) error {
 	m := newMetrics()
 	config, err := o.connect(m)
 	if err != nil {
@@ -132,7 +132,7 @@ func (o *controllerOptions) run(ctx context.Context, kinds []condition.Kind, log
 		return err
 	}
 	if o.nodes.HTTP, err = nodes.NewHTTPClient(o.tls); err != nil {
-		return err
+		return fmt.Errorf("prepare https: %w", err)
 	}
 	o.nodes.Kubernetes, o.nodes.Log = client, log
 	if o.events {
@@ -143,25 +143,22 @@ func (o *controllerOptions) run(ctx context.Context, kinds []condition.Kind, log
 	if len(kinds) > 0 {
 		o.nodes.Reporters = append(o.nodes.Reporters, condition.New(client, kinds))
 	}
-	followed := nodes.New(o.nodes)
-	m.addNodes(followed.Count)
-	leading, err := o.election.leader(config, log)
-	if err != nil {
-		return err
-	}
-	m.addLeader(leading.isLeader)
+	n := nodes.New(o.nodes)
+	m.addNodes("followed", func() int { followed, _ := n.Count(); return followed })
+	m.addNodes("unreachable", func() int { _, unreachable := n.Count(); return unreachable })
+	leads := m.newLeaderGauge()
 	log.Info("podgauge-kube started", "version", version, "namespace", o.nodes.Namespace)
-	return o.serve(ctx, m.handler(leading.healthy, func() error {
-		if leading.isLeader() && !followed.Synced() {
-			return errors.New("the pods of podgauge are not yet known")
-		}
-		return nil
-	}), func(ctx context.Context) error { return leading.run(ctx, followed.Run) })
+	return o.serve(ctx, m.handler(n.Ready), func(ctx context.Context) error {
+		return o.election.lead(ctx, config, log, func(ctx context.Context) error {
+			leads.Set(1)
+			return n.Run(ctx)
+		})
+	})
 }
 
 // connect returns the address and credentials of the API server, and completes
 // namespaces.
-func (o *controllerOptions) connect(m *metrics) (*rest.Config, error) {
+func (o *controllerOptions) connect(m metrics) (*rest.Config, error) {
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
 		&clientcmd.ClientConfigLoadingRules{ExplicitPath: o.kubeconfig}, &clientcmd.ConfigOverrides{})
 	config, err := loader.ClientConfig()

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -38,79 +38,53 @@ func (e *election) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&e.name, "lease-name", "podgauge-kube", "`name` of the lease")
 }
 
-// leader runs a task while this process is the leader.
-type leader struct {
-	elector *leaderelection.LeaderElector // nil: no other process
-	health  *leaderelection.HealthzAdaptor
-	leading atomic.Bool
-	started chan context.Context // a context while this process leads
-}
-
-// leader returns the candidate of this process. It has its own client, so
-// that a burst of writes cannot delay the renewal.
-func (e *election) leader(config *rest.Config, log *slog.Logger) (*leader, error) {
-	l := &leader{started: make(chan context.Context, 1), health: leaderelection.NewLeaderHealthzAdaptor(leaseDuration)}
+// lead runs a task while this process is the leader, until ctx is done. It
+// releases the lease after the end of the task. The election has its own client,
+// so that a burst of writes cannot delay the renewal.
+func (e *election) lead(ctx context.Context, config *rest.Config, log *slog.Logger,
+	task func(context.Context) error,
+) error {
 	if !e.enabled {
-		return l, nil
+		return task(ctx)
 	}
 	client, err := kubernetes.NewForConfig(rest.CopyConfig(config))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	host, _ := os.Hostname()
+	host, _ := os.Hostname() // the pod's name
 	identity := host + "_" + string(uuid.NewUUID())
-	l.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+	started := make(chan context.Context, 1) // done at the end of leading
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Namespace: e.namespace, Name: e.name},
 			Client:     client.CoordinationV1(),
 			LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
 		},
 		LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
-		ReleaseOnCancel: true, WatchDog: l.health, Name: e.name,
+		ReleaseOnCancel: true, Name: e.name,
 		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(ctx context.Context) { l.started <- ctx },
+			OnStartedLeading: func(ctx context.Context) { started <- ctx },
 			OnStoppedLeading: func() {},
 			OnNewLeader:      func(holder string) { log.Info("leader elected", "holder", holder, "self", holder == identity) },
 		},
 	})
-	if err == nil {
-		l.health.SetLeaderElection(l.elector)
-	}
-	return l, err
-}
-
-func (l *leader) isLeader() bool { return l.leading.Load() }
-
-// healthy returns an error if the leader did not renew the lease.
-func (l *leader) healthy() error { return l.health.Check(nil) }
-
-// run runs the task as leader until ctx is done. It releases the lease after
-// the end of the task.
-func (l *leader) run(ctx context.Context, task func(context.Context) error) error {
-	if l.elector == nil {
-		l.leading.Store(true)
-		return task(ctx)
+	if err != nil {
+		return err
 	}
 	electionCtx, release := context.WithCancel(context.WithoutCancel(ctx))
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		l.elector.Run(electionCtx)
-	}()
-	defer func() { release(); <-ended }()
-	var leading context.Context
+	var running sync.WaitGroup
+	running.Go(func() { elector.Run(electionCtx) })
+	defer func() { release(); running.Wait() }()
 	select {
 	case <-ctx.Done():
 		return nil
-	case leading = <-l.started:
+	case leading := <-started:
+		taskCtx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(leading, cancel)()
+		if err := task(taskCtx); err != nil || ctx.Err() != nil {
+			return err
+		}
+		return errLeaseLost
 	}
-	l.leading.Store(true)
-	taskCtx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(leading, cancel)()
-	err := task(taskCtx)
-	if err == nil && ctx.Err() == nil {
-		err = errLeaseLost
-	}
-	return err
 }

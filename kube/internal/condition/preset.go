@@ -1,7 +1,7 @@
 package condition
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -100,54 +100,40 @@ func nvlinkFaults(reason string) (faults []Fault) {
 type Settings struct {
 	Preset        string
 	Type          string
-	HealthyStatus string // True or False
-	Reasons       string // ready=…,unhealthy=…,unknown=…
+	HealthyStatus string            // True or False
+	Reasons       map[string]string // by "ready", "unhealthy" and "unknown"
 }
 
 // Kinds returns the kinds of conditions.
 func (s Settings) Kinds() ([]Kind, error) {
 	kinds, ok := presets()[s.Preset]
+	changed := s.Type != "" || s.HealthyStatus != "" || len(s.Reasons) > 0
+	status := corev1.ConditionStatus(s.HealthyStatus)
 	switch {
-	case s.Preset == "" && s != Settings{}:
-		return nil, errors.New("--node-condition: required by the other flags of the condition")
-	case s.Preset == "":
+	case s.Preset == "" && !changed:
 		return nil, nil
 	case !ok:
 		return nil, fmt.Errorf("--node-condition %q: expected podgauge, eks or aks", s.Preset)
-	case len(kinds) > 1 && s != Settings{Preset: s.Preset}:
-		return nil, fmt.Errorf("--node-condition %q: has several conditions; type, status and reasons cannot be changed",
-			s.Preset)
-	}
-	k := &kinds[0]
-	if s.Type != "" {
-		k.Type = corev1.NodeConditionType(s.Type)
-	}
-	switch status := corev1.ConditionStatus(s.HealthyStatus); status {
-	case "":
-	case corev1.ConditionTrue, corev1.ConditionFalse:
-		k.Healthy = status
-	default:
+	case changed && len(kinds) > 1:
+		return nil, fmt.Errorf("--node-condition %q: type, status and reasons of several conditions cannot be set", s.Preset)
+	case status != "" && status != corev1.ConditionTrue && status != corev1.ConditionFalse:
 		return nil, fmt.Errorf("--node-condition.healthy-status %q: expected True or False", s.HealthyStatus)
 	}
-	return kinds, k.setReasons(s.Reasons)
-}
-
-func (k *Kind) setReasons(list string) error {
-	for entry := range strings.SplitSeq(list, ",") {
-		name, reason, _ := strings.Cut(entry, "=")
-		switch {
-		case list == "":
-		case name == "ready" && reason != "":
+	k := &kinds[0]
+	k.Type, k.Healthy = cmp.Or(corev1.NodeConditionType(s.Type), k.Type), cmp.Or(status, k.Healthy)
+	for name, reason := range s.Reasons {
+		switch name {
+		case "ready":
 			k.HealthyReason = reason
-		case name == "unhealthy" && reason != "":
+		case "unhealthy":
 			k.Faults = []Fault{{"*", reason}}
-		case name == "unknown" && reason != "":
+		case "unknown":
 			k.UnknownReason = reason
 		default:
-			return fmt.Errorf("--node-condition.reasons %q: expected ready=REASON, unhealthy=REASON or unknown=REASON", entry)
+			return nil, fmt.Errorf("--node-condition.reasons %q: expected ready, unhealthy or unknown", name)
 		}
 	}
-	return nil
+	return kinds, nil
 }
 
 // reason returns the condition's reason for a fault.

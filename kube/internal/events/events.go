@@ -3,6 +3,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -67,7 +68,6 @@ type eventKey struct {
 // reportState is what the API server has of an event.
 type reportState struct {
 	incident *incident.Incident // in the newest response
-	seenAt   time.Time          // of the newest response
 	count    uint64             // reported repetitions; 0: not created
 	want     uint64             // repetitions
 	dueAt    time.Time
@@ -88,11 +88,6 @@ func (r *Reporter) Dropped() uint64 { return r.dropped.Load() }
 func (r *Reporter) Forget(_ context.Context, node string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n := r.nodes[node]; n != nil {
-		for _, state := range n.reported {
-			r.drop(state)
-		}
-	}
 	delete(r.nodes, node)
 	return nil
 }
@@ -102,8 +97,7 @@ func (r *Reporter) node(name string) *nodeEvents {
 	defer r.mu.Unlock()
 	if r.nodes[name] == nil {
 		r.nodes[name] = &nodeEvents{
-			name: name, reported: map[eventKey]*reportState{}, limiters: map[string]*rate.Limiter{},
-			waiting: map[string]time.Time{},
+			name: name, limiters: map[string]*rate.Limiter{}, waiting: map[string]time.Time{},
 		}
 	}
 	return r.nodes[name]
@@ -167,40 +161,30 @@ func (r *Reporter) sendLimited(ctx context.Context, n *nodeEvents, key eventKey,
 // update returns the events of recent incidents, newest first, and removes the
 // state of old events and unused limiters.
 func (r *Reporter) update(n *nodeEvents, incidents []incident.Incident, now time.Time) (recent []eventKey) {
+	reported := map[eventKey]*reportState{}
 	for k := range incidents {
 		i := &incidents[k]
 		for _, key := range keysOf(i, n.name, now) {
-			state := n.reported[key]
-			if state == nil {
-				state = &reportState{}
-				n.reported[key] = state
-			}
-			state.incident, state.seenAt, state.want = i, now, i.Count
-			if key.recovered {
+			state := cmp.Or(n.reported[key], &reportState{})
+			if state.incident, state.want = i, i.Count; key.recovered {
 				state.want = 1
 			}
+			reported[key] = state
 			recent = append(recent, key)
 		}
 	}
 	for key, state := range n.reported {
-		if !state.seenAt.Equal(now) {
-			r.drop(state)
-			delete(n.reported, key)
+		if reported[key] == nil && state.count < state.want {
+			r.dropped.Add(1)
 		}
 	}
+	n.reported = reported
 	for object, l := range n.limiters {
 		if l.TokensAt(now) >= burst {
 			delete(n.limiters, object)
 		}
 	}
 	return recent
-}
-
-// drop counts an event that is removed.
-func (r *Reporter) drop(state *reportState) {
-	if state.count < state.want {
-		r.dropped.Add(1)
-	}
 }
 
 // keysOf returns the events of an incident that are not too old. The recovery

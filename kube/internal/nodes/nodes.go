@@ -7,6 +7,7 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"sync"
@@ -51,6 +52,7 @@ type Nodes struct {
 	o       Options
 	outages *loglimit.Limiter[string]
 	changes chan struct{} // pods changed, or a node was forgotten
+	running atomic.Bool
 	synced  atomic.Bool
 
 	mu      sync.Mutex
@@ -67,6 +69,7 @@ func New(o Options) *Nodes {
 
 // Run follows podgauge's pods until ctx is done.
 func (n *Nodes) Run(ctx context.Context) error {
+	n.running.Store(true)
 	var running sync.WaitGroup
 	defer running.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -99,8 +102,13 @@ func (n *Nodes) Run(ctx context.Context) error {
 	return nil
 }
 
-// Synced reports whether all pods of podgauge are known.
-func (n *Nodes) Synced() bool { return n.synced.Load() }
+// Ready returns an error while Run does not know the pods of podgauge.
+func (n *Nodes) Ready() error {
+	if n.running.Load() && !n.synced.Load() {
+		return errors.New("the pods of podgauge are not yet known")
+	}
+	return nil
+}
 
 // Count returns the numbers of nodes with a current response, and of the other
 // nodes with a pod of podgauge.

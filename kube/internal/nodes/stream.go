@@ -4,15 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/maphash"
 	"io"
-	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -20,6 +18,7 @@ import (
 	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
+	"k8s.io/client-go/rest"
 )
 
 const (
@@ -36,39 +35,16 @@ const (
 	quietFailures = 3
 )
 
-// TLS are the settings of https.
-type TLS struct {
-	CAFile     string // certificates of authorities; empty: the system's
-	ServerName string // in the certificates of the nodes; empty: the pod's address
-	SkipVerify bool
-}
-
 // NewHTTPClient returns a client for Options.
-func NewHTTPClient(t TLS) (*http.Client, error) {
-	config := &tls.Config{
-		ServerName: t.ServerName, InsecureSkipVerify: t.SkipVerify, //nolint:gosec // as the user chose
-	}
-	if t.CAFile != "" {
-		certificates, err := os.ReadFile(t.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("read certificates: %w", err)
-		}
-		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM(certificates) {
-			return nil, fmt.Errorf("read certificates: %s has no certificate in PEM", t.CAFile)
-		}
-	}
-	return &http.Client{
-		Transport: &http.Transport{
-			DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
-			TLSHandshakeTimeout: 10 * time.Second,
-			TLSClientConfig:     config,
-			DisableCompression:  true, // a line must not wait in a compressor
-			DisableKeepAlives:   true, // a stream is the only request of a connection
-		},
-		// A redirect would carry the password to an address that a pod chooses.
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}, nil
+func NewHTTPClient(t rest.TLSClientConfig) (*http.Client, error) {
+	transport, err := rest.TransportFor(&rest.Config{
+		TLSClientConfig:    t,
+		Proxy:              func(*http.Request) (*url.URL, error) { return nil, nil }, // pods are near
+		DisableCompression: true,                                                      // a line must not wait
+	})
+	// A redirect would carry the password to an address that a pod chooses.
+	reject := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &http.Client{Transport: transport, CheckRedirect: reject}, err
 }
 
 // follow publishes the responses of a pod until ctx is done.

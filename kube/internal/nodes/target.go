@@ -7,7 +7,6 @@ import (
 
 	"github.com/podgauge/podgauge/internal/web/api"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -74,22 +73,10 @@ func (n *Nodes) port(p *corev1.Pod) int {
 	return defaultPort
 }
 
-// trim returns a pod with the fields in use, for the informer's memory.
+// trim drops the largest fields of a pod that are not in use.
 func trim(object any) (any, error) {
-	p, ok := object.(*corev1.Pod)
-	if !ok { // the last state of a deleted pod
-		return object, nil
+	if p, ok := object.(*corev1.Pod); ok { // not the last state of a deleted pod
+		p.ManagedFields, p.Annotations, p.Spec.Volumes = nil, nil, nil
 	}
-	small := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
-			CreationTimestamp: p.CreationTimestamp,
-		},
-		Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName},
-		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, Conditions: p.Status.Conditions},
-	}
-	for i := range p.Spec.Containers {
-		small.Spec.Containers = append(small.Spec.Containers, corev1.Container{Ports: p.Spec.Containers[i].Ports})
-	}
-	return small, nil
+	return object, nil
 }
