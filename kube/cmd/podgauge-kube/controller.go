@@ -38,10 +38,11 @@ type controllerOptions struct {
 	election   election
 	kubeconfig string
 	listen     string
-	log        logOptions
 }
 
-func newControllerCommand() *cobra.Command {
+// newControllerCommand returns the command of the controller. newLog is called
+// after the flags are parsed.
+func newControllerCommand(newLog func() (*slog.Logger, error)) *cobra.Command {
 	o := &controllerOptions{}
 	command := &cobra.Command{
 		Use: "controller", Short: "Report the GPUs of all nodes to the API server",
@@ -54,7 +55,7 @@ func newControllerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			log, err := o.log.logger(c.ErrOrStderr())
+			log, err := newLog()
 			if err != nil {
 				return err
 			}
@@ -90,7 +91,6 @@ func (o *controllerOptions) addFlags(f *pflag.FlagSet) {
 	o.election.addFlags(f)
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`, outside of a cluster")
 	f.StringVar(&o.listen, "web.listen-address", ":9401", "`address` of metrics and probes")
-	o.log.addFlags(f)
 }
 
 // check checks the flags, and returns the kinds of conditions.
@@ -147,9 +147,15 @@ func (o *controllerOptions) run(ctx context.Context, kinds []condition.Kind, log
 	m.addNodes("followed", func() int { followed, _ := n.Count(); return followed })
 	m.addNodes("unreachable", func() int { _, unreachable := n.Count(); return unreachable })
 	leads := m.newLeaderGauge()
+	// The election has its own client, so that a burst of writes cannot delay the
+	// renewal of the lease.
+	leases, err := kubernetes.NewForConfig(rest.CopyConfig(config))
+	if err != nil {
+		return err
+	}
 	log.Info("podgauge-kube started", "version", version, "namespace", o.nodes.Namespace)
 	return o.serve(ctx, m.handler(n.Ready), func(ctx context.Context) error {
-		return o.election.lead(ctx, config, log, func(ctx context.Context) error {
+		return o.election.lead(ctx, leases, log, func(ctx context.Context) error {
 			leads.Set(1)
 			return n.Run(ctx)
 		})

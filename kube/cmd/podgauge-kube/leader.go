@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
@@ -39,17 +38,12 @@ func (e *election) addFlags(f *pflag.FlagSet) {
 }
 
 // lead runs a task while this process is the leader, until ctx is done. It
-// releases the lease after the end of the task. The election has its own client,
-// so that a burst of writes cannot delay the renewal.
-func (e *election) lead(ctx context.Context, config *rest.Config, log *slog.Logger,
+// releases the lease after the end of the task.
+func (e *election) lead(ctx context.Context, client kubernetes.Interface, log *slog.Logger,
 	task func(context.Context) error,
 ) error {
 	if !e.enabled {
 		return task(ctx)
-	}
-	client, err := kubernetes.NewForConfig(rest.CopyConfig(config))
-	if err != nil {
-		return err
 	}
 	host, _ := os.Hostname() // the pod's name
 	identity := host + "_" + string(uuid.NewUUID())

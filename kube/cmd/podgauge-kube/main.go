@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
@@ -31,8 +32,11 @@ func run(ctx context.Context, stdout, stderr io.Writer, args []string) int {
 		Use: "podgauge-kube", Short: "Report the GPUs of a cluster to its API server",
 		SilenceErrors: true, SilenceUsage: true, DisableSuggestions: true, // one line for each error
 	}
+	log := &logOptions{}
+	log.addFlags(root.PersistentFlags())
+	newLog := func() (*slog.Logger, error) { return log.logger(stderr) }
 	root.AddCommand(
-		newControllerCommand(),
+		newControllerCommand(newLog),
 		&cobra.Command{
 			Use: "version", Short: "Print the version", Args: cobra.NoArgs, Run: func(c *cobra.Command, _ []string) {
 				fmt.Fprintln(c.OutOrStdout(), "podgauge-kube", version)
