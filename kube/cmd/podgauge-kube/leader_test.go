@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,7 +62,7 @@ func TestElection(t *testing.T) {
 			t.Errorf("got %s", got)
 		}
 		second := startReplica(t.Context(), client, nil)
-		time.Sleep(time.Hour)
+		time.Sleep(time.Minute)
 		if len(second.tasks) != 0 {
 			t.Error("two replicas lead")
 		}
@@ -90,12 +91,14 @@ func TestElection(t *testing.T) {
 func TestLostLease(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		client := fake.NewClientset()
+		var down atomic.Bool
+		client.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return down.Load(), nil, errors.New("no API server")
+		})
 		r := startReplica(t.Context(), client, nil)
 		<-r.tasks
 		begin := time.Now()
-		client.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, nil, errors.New("no API server")
-		})
+		down.Store(true)
 		if err := <-r.done; err == nil || !strings.Contains(err.Error(), "lost the lease") {
 			t.Errorf("got error %v", err)
 		}

@@ -36,8 +36,7 @@ const (
 type Reporter struct {
 	client kubernetes.Interface
 	kinds  []Kind
-	mu     sync.Mutex
-	sent   map[string]*sent // by node; guarded by mu. The calls for a node own its value.
+	sent   sync.Map // *sent by node, which the calls for the node own
 }
 
 // sent is what the API server has of a node.
@@ -49,24 +48,13 @@ type sent struct {
 
 // New returns a Reporter.
 func New(client kubernetes.Interface, kinds []Kind) *Reporter {
-	return &Reporter{client: client, kinds: kinds, sent: map[string]*sent{}}
+	return &Reporter{client: client, kinds: kinds}
 }
 
 // Forget drops the state of a node.
 func (r *Reporter) Forget(_ context.Context, node string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.sent, node)
+	r.sent.Delete(node)
 	return nil
-}
-
-func (r *Reporter) node(name string) *sent {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.sent[name] == nil {
-		r.sent[name] = &sent{conditions: make([]corev1.NodeCondition, len(r.kinds))}
-	}
-	return r.sent[name]
 }
 
 // Report updates the conditions if one differs from the sent one or is due.
@@ -74,7 +62,8 @@ func (r *Reporter) Report(ctx context.Context, node string, response *api.NodeRe
 	if response.Driver.State == "starting" && len(response.Devices) == 0 { // nothing is known yet
 		return 0, nil
 	}
-	s, now := r.node(node), time.Now()
+	stored, _ := r.sent.LoadOrStore(node, &sent{conditions: make([]corev1.NodeCondition, len(r.kinds))})
+	s, now := stored.(*sent), time.Now()
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if !s.known {

@@ -3,7 +3,7 @@ package condition
 import (
 	"cmp"
 	"fmt"
-	"slices"
+	"path"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,8 +26,8 @@ type Kind struct {
 // Fault is the condition's reason for faults. Faults without a row do not
 // change the condition.
 type Fault struct {
-	Fault  string // a device's reason, "missing", or a prefix that ends in "*"
-	Reason string // "*" stands for the rest after the prefix
+	Fault  string // a device's reason or "missing", as a pattern of path.Match
+	Reason string // "*" stands for the number of the Xid
 }
 
 const unknownReason = "DriverNotReady"
@@ -74,7 +74,14 @@ func presets() map[string][]Kind {
 			{
 				Type: "NVLinkStatusInactive", Healthy: corev1.ConditionFalse, HealthyReason: "NoNVLinkStatusInactive",
 				HealthyMessage: "No GPU is unhealthy because of NVLink.", UnknownReason: unknownReason,
-				Faults: nvlinkFaults("NVLinkStatusInactive"),
+				// The fabric's state, and the Xids of NVIDIA's catalog with NVLink
+				// in their names.
+				Faults: []Fault{
+					{"fabric*", "NVLinkStatusInactive"},
+					{"xid_74", "NVLinkStatusInactive"},
+					{"xid_14[4-9]", "NVLinkStatusInactive"},
+					{"xid_150", "NVLinkStatusInactive"},
+				},
 			},
 			{
 				Type: "XIDErrors", Healthy: corev1.ConditionFalse, HealthyReason: "NoXIDErrors",
@@ -83,17 +90,6 @@ func presets() map[string][]Kind {
 			},
 		},
 	}
-}
-
-// nvlinkFaults are the faults of NVLink: the fabric's state and the Xids of
-// NVIDIA's catalog with NVLink in their names.
-func nvlinkFaults(reason string) (faults []Fault) {
-	for _, fault := range []string{
-		"fabric*", "xid_74", "xid_144", "xid_145", "xid_146", "xid_147", "xid_148", "xid_149", "xid_150",
-	} {
-		faults = append(faults, Fault{fault, reason})
-	}
-	return faults
 }
 
 // Settings select the kinds of conditions. Empty settings are the preset's.
@@ -138,13 +134,11 @@ func (s Settings) Kinds() ([]Kind, error) {
 
 // reason returns the condition's reason for a fault.
 func (k *Kind) reason(fault string) (reason string, ok bool) {
-	i := slices.IndexFunc(k.Faults, func(f Fault) bool {
-		prefix, isPrefix := strings.CutSuffix(f.Fault, "*")
-		return f.Fault == fault || isPrefix && strings.HasPrefix(fault, prefix)
-	})
-	if i < 0 {
-		return "", false
+	for _, f := range k.Faults {
+		if ok, _ := path.Match(f.Fault, fault); ok { // the patterns are valid
+			_, rest, _ := strings.Cut(fault, "_")
+			return strings.ReplaceAll(f.Reason, "*", rest), true
+		}
 	}
-	rest := strings.TrimPrefix(fault, strings.TrimSuffix(k.Faults[i].Fault, "*"))
-	return strings.ReplaceAll(k.Faults[i].Reason, "*", rest), true
+	return "", false
 }

@@ -43,13 +43,10 @@ type Reporter struct {
 	log      *slog.Logger
 	rejected *loglimit.Limiter[struct{}]
 	dropped  atomic.Uint64
-
-	mu    sync.Mutex
-	nodes map[string]*nodeEvents // by name; guarded by mu
+	nodes    sync.Map // *nodeEvents by name, which the calls for the node own
 }
 
-// nodeEvents is what the API server has of a node. The calls for the node own
-// it.
+// nodeEvents is what the API server has of a node.
 type nodeEvents struct {
 	name     string
 	reported map[eventKey]*reportState
@@ -75,9 +72,7 @@ type reportState struct {
 
 // New returns a Reporter.
 func New(client kubernetes.Interface, log *slog.Logger) *Reporter {
-	return &Reporter{
-		client: client, log: log, rejected: loglimit.New[struct{}](time.Hour), nodes: map[string]*nodeEvents{},
-	}
+	return &Reporter{client: client, log: log, rejected: loglimit.New[struct{}](time.Hour)}
 }
 
 // Dropped returns the number of events that became too old before the API
@@ -86,26 +81,14 @@ func (r *Reporter) Dropped() uint64 { return r.dropped.Load() }
 
 // Forget drops the state of a node.
 func (r *Reporter) Forget(_ context.Context, node string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.nodes, node)
+	r.nodes.Delete(node)
 	return nil
-}
-
-func (r *Reporter) node(name string) *nodeEvents {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.nodes[name] == nil {
-		r.nodes[name] = &nodeEvents{
-			name: name, limiters: map[string]*rate.Limiter{}, waiting: map[string]time.Time{},
-		}
-	}
-	return r.nodes[name]
 }
 
 // Report sends what is due. A failure that is not about one event ends it.
 func (r *Reporter) Report(ctx context.Context, node string, response *api.NodeResponse) (time.Duration, error) {
-	n, now := r.node(node), time.Now()
+	stored, _ := r.nodes.LoadOrStore(node, &nodeEvents{name: node, limiters: map[string]*rate.Limiter{}})
+	n, now := stored.(*nodeEvents), time.Now()
 	var next time.Duration
 	for _, key := range r.update(n, response.Incidents, now) {
 		state := n.reported[key]

@@ -2,8 +2,8 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/pubsub"
@@ -36,16 +36,16 @@ type Reporter interface {
 // repetition soon will not help. Admission webhooks choose the status of a
 // rejection.
 func IsRejected(err error) bool {
-	temporary := []int32{
-		http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusConflict,
-		http.StatusTooManyRequests,
-	}
-	status, ok := err.(apierrors.APIStatus) //nolint:errorlint // client-go's errors are not wrapped
-	if !ok {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
 		return false
 	}
-	code := status.Status().Code
-	return code/100 == 4 && !slices.Contains(temporary, code)
+	switch code := status.Status().Code; code {
+	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:
+		return false
+	default:
+		return code/100 == 4
+	}
 }
 
 // report calls a Reporter for a node until ctx is done, or the node is gone and
