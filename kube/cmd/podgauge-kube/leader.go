@@ -59,7 +59,9 @@ func (e *election) lead(ctx context.Context, client kubernetes.Interface, log *s
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) { started <- ctx },
 			OnStoppedLeading: func() {},
-			OnNewLeader:      func(holder string) { log.Info("leader elected", "holder", holder, "self", holder == identity) },
+			OnNewLeader: func(holder string) {
+				log.Info("leader elected", "holder", holder, "self", holder == identity)
+			},
 		},
 	})
 	if err != nil {

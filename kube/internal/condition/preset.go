@@ -111,7 +111,8 @@ func (s Settings) Kinds() ([]Kind, error) {
 	case !ok:
 		return nil, fmt.Errorf("--node-condition %q: expected podgauge, eks or aks", s.Preset)
 	case changed && len(kinds) > 1:
-		return nil, fmt.Errorf("--node-condition %q: type, status and reasons of several conditions cannot be set", s.Preset)
+		return nil, fmt.Errorf("--node-condition %q: type, status and reasons of several conditions cannot be set",
+			s.Preset)
 	case status != "" && status != corev1.ConditionTrue && status != corev1.ConditionFalse:
 		return nil, fmt.Errorf("--node-condition.healthy-status %q: expected True or False", s.HealthyStatus)
 	}
