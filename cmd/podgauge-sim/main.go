@@ -13,6 +13,7 @@ import (
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/app"
+	"github.com/podgauge/podgauge/internal/dra"
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
@@ -129,7 +130,7 @@ func (p *simulatedPlatform) openReplay(o app.OpenOptions) (*app.Hardware, error)
 		Library: p.replay,
 	})
 	return &app.Hardware{
-		Backend: b, Simulated: true, ClaimedDevice: nvml.ClaimedDevice, Node: n,
+		Backend: b, Simulated: true, ClaimedDevice: dra.ClaimedDevice, Node: n,
 		KubeletDir: dir, DevicePluginDir: filepath.Dir(n.RegistrationSocket()), CDIDir: filepath.Join(dir, "cdi"),
 		ProcessResolver: sim.NewProcessTable(nil), // without pods, no process is a container's
 	}, nil
@@ -148,7 +149,7 @@ func (p *simulatedPlatform) Open(o app.OpenOptions) (*app.Hardware, error) {
 		machine = sim.NewNamedMachine(p.script.Machine, rows, time.Now)
 	}
 	machine.SetXidClassifier(xid.Event)
-	m := &app.Hardware{Backend: machine, Simulated: true, ClaimedDevice: nvml.ClaimedDevice}
+	m := &app.Hardware{Backend: machine, Simulated: true, ClaimedDevice: dra.ClaimedDevice}
 	if p.mode == modeHardware {
 		m.Node = &sim.Control{Address: sim.ControlAddress, Machine: machine, Log: o.Log}
 		return m, nil

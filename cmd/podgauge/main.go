@@ -9,6 +9,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/app"
 	"github.com/podgauge/podgauge/internal/doctor"
+	"github.com/podgauge/podgauge/internal/dra"
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/capture"
 	"github.com/spf13/pflag"
@@ -27,7 +28,7 @@ func (nvidiaPlatform) Open(o app.OpenOptions) (*app.Hardware, error) {
 		return capture.Run(ctx, nvml.Options{DriverRoots: o.DriverRoots}, version, w)
 	}
 	return &app.Hardware{
-		Backend: b, Library: driverLibrary{b}, ClaimedDevice: nvml.ClaimedDevice, Capture: record,
+		Backend: b, Library: driverLibrary{b}, ClaimedDevice: dra.ClaimedDevice, Capture: record,
 	}, nil
 }
 

@@ -21,7 +21,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/kubeapi"
-	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/dra"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
@@ -141,7 +141,7 @@ func startApp(t *testing.T, s testSetup, args ...string) (w *testApp, status cha
 		}
 	}
 	m := &app.Hardware{
-		Backend: w.machine, Simulated: true, ClaimedDevice: nvml.ClaimedDevice, CDIDir: filepath.Join(dir, "cdi"),
+		Backend: w.machine, Simulated: true, ClaimedDevice: dra.ClaimedDevice, CDIDir: filepath.Join(dir, "cdi"),
 		ProcDir: cmp.Or(s.procDir, filepath.Join(dir, "proc")), // the machine's /proc depends on the user
 	}
 	if s.backend != nil {

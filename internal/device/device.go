@@ -70,8 +70,9 @@ type Device struct {
 
 // Placement is the position of a MIG device's GPU instance on the GPU. The zero Placement is unknown, or a whole GPU's.
 type Placement struct {
-	Profile     int // number of the GPU instance profile; 19 is 1g on an A100 and an H100
-	Start, Size int // in memory slices; Size is 0 when unknown
+	Profile int `json:"profile"` // number of the GPU instance profile; 19 is 1g on an A100 and an H100
+	Start   int `json:"start"`   // in memory slices, as Size
+	Size    int `json:"size"`    // 0 when unknown
 }
 
 // Label is a Prometheus label.

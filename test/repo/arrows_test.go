@@ -21,8 +21,8 @@ const (
 
 // allowedImports lists the packages of this module that each package may import. Tests may also import testImports.
 var allowedImports = map[string][]string{
-	"cmd/podgauge":                  {"internal/app", "internal/doctor", "internal/nvml", "internal/nvml/capture"},
-	"cmd/podgauge-sim":              {"internal/app", "internal/nvml", "internal/nvml/metric", "internal/xid", "internal/sim", "internal/sim/kubelet", "internal/sim/replay"},
+	"cmd/podgauge":                  {"internal/app", "internal/doctor", "internal/dra", "internal/nvml", "internal/nvml/capture"},
+	"cmd/podgauge-sim":              {"internal/app", "internal/dra", "internal/nvml", "internal/nvml/metric", "internal/xid", "internal/sim", "internal/sim/kubelet", "internal/sim/replay"},
 	"internal/app":                  {"exporter", "internal/cdi", "internal/cgroup", "internal/cli", "internal/client", "internal/config", "internal/device", "internal/allocation", "internal/health", "internal/doctor", "internal/flags", "internal/incident", "internal/kmsg", "internal/kubeapi", "internal/kubestatus", "internal/node", "internal/operator", "internal/pods", "internal/readiness", "internal/rules", "internal/state", "internal/validate", "internal/web/api", "internal/web/server", "plugin", "podresources"},
 	"internal/client":               {"internal/cli", "internal/operator", "internal/web/api"},
 	"internal/cli":                  {"internal/incident", "internal/web/api"},
@@ -32,8 +32,9 @@ var allowedImports = map[string][]string{
 	"internal/cgroup":               {"internal/allocation"},
 	"internal/device":               {},
 	"internal/allocation":           {"internal/device"},
+	"internal/dra":                  {"internal/device", "internal/allocation"},
 	"internal/health":               {"internal/device"},
-	"internal/nvml":                 {"internal/device", "internal/allocation", "internal/nvml/collect", "internal/nvml/lib", "internal/nvml/metric", "internal/xid"},
+	"internal/nvml":                 {"internal/device", "internal/nvml/collect", "internal/nvml/lib", "internal/nvml/metric", "internal/xid"},
 	"internal/nvml/collect":         {"internal/device", "internal/nvml/lib", "internal/nvml/metric", "internal/xid"},
 	"internal/nvml/metric":          {"internal/device", "internal/nvml/lib"},
 	"internal/nvml/lib":             {"internal/device", "internal/xid"},
@@ -96,7 +97,7 @@ var allowedImports = map[string][]string{
 var leafPackages = []string{"internal/atomicfile", "internal/loglimit", "internal/pubsub", "internal/retry", "internal/text"}
 
 // testImports may be imported by any test.
-var testImports = []string{"internal/config", "internal/device", "internal/allocation", "internal/health", "internal/node", "internal/pods", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/helpers/apiserver", "test/bubble", "test/captures", "test/kubelet/churn", "test/kubelet/conformance", "test/helpers/background", "test/helpers/bufserver", "test/helpers/certificate", "test/helpers/deviceplugin", "test/helpers/devicetest", "test/helpers/docs", "test/nvml", "test/helpers/program", "test/helpers/require", "test/helpers/testfile", "test/helpers/testlog"}
+var testImports = []string{"internal/config", "internal/device", "internal/allocation", "internal/health", "internal/node", "internal/pods", "internal/dra", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/helpers/apiserver", "test/bubble", "test/captures", "test/kubelet/churn", "test/kubelet/conformance", "test/helpers/background", "test/helpers/bufserver", "test/helpers/certificate", "test/helpers/deviceplugin", "test/helpers/devicetest", "test/helpers/docs", "test/nvml", "test/helpers/program", "test/helpers/require", "test/helpers/testfile", "test/helpers/testlog"}
 
 // bannedModules lists prefixes of foreign modules that a package must not import.
 var bannedModules = map[string][]string{

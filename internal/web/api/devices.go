@@ -34,12 +34,14 @@ type DeviceJSON struct {
 	GPU            device.GPU        `json:"gpu"`
 	Index          int               `json:"index"`             // of the GPU
 	MIG            bool              `json:"mig"`               // partitioned
-	Profile        string            `json:"profile,omitempty"` // of a MIG device, like the next three fields
+	Profile        string            `json:"profile,omitempty"` // of a MIG device, like the next four fields
 	MIGDeviceIndex *int              `json:"mig_device_index,omitempty"`
 	GI             *int              `json:"gi,omitempty"`
 	CI             *int              `json:"ci,omitempty"`
+	Placement      device.Placement  `json:"placement,omitzero"`
 	Model          string            `json:"model,omitempty"`
 	PCI            string            `json:"pci_bus_id,omitempty"`
+	Minor          *int              `json:"minor,omitempty"` // the N of /dev/nvidiaN
 	NUMANode       *int              `json:"numa_node,omitempty"`
 	MemoryBytes    uint64            `json:"memory_bytes,omitempty"`
 	InfoLabels     map[string]string `json:"info,omitempty"` // as in nvidia_gpu_info
@@ -59,8 +61,6 @@ type DeviceJSON struct {
 	Owners          []OwnerJSON        `json:"owners"`
 	PastOwners      []OwnerJSON        `json:"past_owners"` // newest first
 	LastIncident    *incident.Incident `json:"last_incident,omitempty"`
-
-	Placement device.Placement `json:"-"` // in the memory of the GPU
 }
 
 // XidJSON counts the reports of an Xid.
@@ -118,7 +118,7 @@ func deviceJSON(s device.Status, all []device.Status, a allocation.Snapshot, inc
 		NUMANode: nonNegative(s.NUMANode), MemoryBytes: s.MemoryBytes, InfoLabels: map[string]string{},
 		Healthy: s.Healthy, Health: s.Health.String(), Reason: s.Reason, Note: s.Note, Action: s.Action,
 		Since: s.Since, Flaps: s.Flaps, Gone: s.Gone, Unallocatable: s.Unallocatable(all),
-		Xids: make([]XidJSON, len(s.Xids)), Placement: s.Placement,
+		Xids: make([]XidJSON, len(s.Xids)), Minor: nonNegative(s.Minor), Placement: s.Placement,
 	}
 	if !s.WholeGPU() {
 		d.Profile, d.MIGDeviceIndex = s.Profile, nonNegative(s.MIGDeviceIndex)

@@ -1,4 +1,4 @@
-package nvml_test
+package dra_test
 
 import (
 	"cmp"
@@ -9,7 +9,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/dra"
 )
 
 // testStatuses has four whole GPUs, a partitioned GPU and a lost GPU. Some
@@ -99,11 +99,11 @@ func TestClaimedDevice(t *testing.T) {
 		{what: "another driver", driver: other, name: "gpu-0", cdi: []string{"gpu.example.com/gpu=gpu-0"}},
 	} {
 		claim := allocation.Claim{Driver: cmp.Or(c.driver, draDriver), Pool: "node-a", Device: c.name, CDI: c.cdi}
-		if got, ok := nvml.ClaimedDevice(claim, testStatuses()); got != c.want || ok != (c.want != "") {
+		if got, ok := dra.ClaimedDevice(claim, testStatuses()); got != c.want || ok != (c.want != "") {
 			t.Errorf("%s: %s with CDI names %q got %q, %t; want %q", c.what, c.name, c.cdi, got, ok, c.want)
 		}
 	}
-	if _, ok := nvml.ClaimedDevice(allocation.Claim{Driver: draDriver, Device: "gpu-0"}, nil); ok {
+	if _, ok := dra.ClaimedDevice(allocation.Claim{Driver: draDriver, Device: "gpu-0"}, nil); ok {
 		t.Error("claim without devices: got a device, want none")
 	}
 }
@@ -116,7 +116,7 @@ func TestClaimedReplacement(t *testing.T) {
 	old.ID, old.GPU, old.Gone = "GPU-old", "GPU-old", true
 	statuses = append([]device.Status{old}, statuses...)
 	claim := allocation.Claim{Driver: draDriver, Device: "gpu-0"}
-	if id, _ := nvml.ClaimedDevice(claim, statuses); id != "GPU-0" {
+	if id, _ := dra.ClaimedDevice(claim, statuses); id != "GPU-0" {
 		t.Errorf("gpu-0: got %q, want GPU-0", id)
 	}
 }
@@ -132,7 +132,7 @@ func FuzzClaimedDevice(f *testing.F) {
 	}
 	statuses := testStatuses()
 	f.Fuzz(func(t *testing.T, name string) {
-		id, ok := nvml.ClaimedDevice(allocation.Claim{Driver: draDriver, Device: name}, statuses)
+		id, ok := dra.ClaimedDevice(allocation.Claim{Driver: draDriver, Device: name}, statuses)
 		if !ok {
 			return
 		}

@@ -1,4 +1,5 @@
-package nvml
+// Package dra finds the devices behind the names of DRA drivers.
+package dra
 
 import (
 	"fmt"
@@ -8,7 +9,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// draDriver is NVIDIA's driver for Dynamic Resource Allocation. Its names of
+// Driver is NVIDIA's driver for Dynamic Resource Allocation. Its names of
 // devices, since PR 428 (July 2025, v25.8):
 //
 //	gpu-<minor>
@@ -19,18 +20,18 @@ import (
 // memory slices (CanonicalName in cmd/gpu-kubelet-plugin/deviceinfo.go and
 // mig.go of kubernetes-sigs/dra-driver-nvidia-gpu, earlier
 // NVIDIA/k8s-dra-driver-gpu).
-const draDriver = "gpu.nvidia.com"
+const Driver = "gpu.nvidia.com"
 
 // ClaimedDevice returns the device on the board for a claim. Claims of foreign
 // devices, and ambiguous names, have none.
 func ClaimedDevice(c allocation.Claim, board []device.Status) (device.ID, bool) {
 	id, ok := onlyDevice(board, func(s *device.Status) bool { return hasCDIName(c.CDI, s.ID) })
-	if c.Driver != draDriver {
+	if c.Driver != Driver {
 		return id, ok
 	}
 	for _, gone := range []bool{false, true} { // a present GPU may have the number of a lost GPU
 		if !ok {
-			id, ok = onlyDevice(board, func(s *device.Status) bool { return s.Gone == gone && hasDRAName(c.Device, s) })
+			id, ok = onlyDevice(board, func(s *device.Status) bool { return s.Gone == gone && HasName(c.Device, s) })
 		}
 	}
 	return id, ok
@@ -62,10 +63,10 @@ func hasCDIName(names []string, id device.ID) bool {
 	return false
 }
 
-// hasDRAName reports whether the name is the driver's name of a device, a
+// HasName reports whether the name is the driver's name of a device, a
 // partitioned GPU excepted. A lost MIG device has no name: the driver gives the
 // place, and so the name, to a device of the next claim.
-func hasDRAName(name string, s *device.Status) bool {
+func HasName(name string, s *device.Status) bool {
 	gpu, p := fmt.Sprintf("gpu-%d", s.Minor), s.Placement
 	if s.WholeGPU() {
 		return !s.MIGEnabled && name == gpu
