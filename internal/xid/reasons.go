@@ -2,6 +2,8 @@ package xid
 
 import (
 	"cmp"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -53,6 +55,15 @@ func BySoftware(reason string) bool {
 		row.Class == Information && row.Origin != fromHardware && row.Origin != fromEnvironment ||
 		row.Class == Undecided && row.Origin == fromDriver)
 }
+
+// OfDriver reports whether a reason is a state of the driver or of podgauge, and
+// not a fault of the device.
+func OfDriver(reason string) bool {
+	return slices.Contains([]string{"driver", "driver_replaced", "released", "unproven"}, reason)
+}
+
+// Actions returns the actions that faults and reports have.
+func Actions() []string { return slices.Sorted(maps.Keys(actionTexts)) }
 
 // Reason returns a reason in words: "Xid 79: GPU has fallen off the bus".
 func Reason(reason string) string {
