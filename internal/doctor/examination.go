@@ -2,10 +2,12 @@ package doctor
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/response"
+	resourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // Library describes the driver's library.
@@ -67,6 +69,7 @@ type examination struct {
 	Options
 	mounts []string // mount points of this process
 	driver driverAnswer
+	pods   atomic.Pointer[resourcesapi.ListPodResourcesResponse] // from the check of pod resources; nil: none yet
 }
 
 // driverAnswer is the result of listing the devices.

@@ -86,10 +86,16 @@ func checkPodResources(ctx context.Context, e *examination) Finding {
 	if err := e.dialSocket(ctx, socket); err != nil {
 		return e.socketFailure(socket, kubeletDirHint, err)
 	}
-	pods, err := listPods(ctx, socket)
+	kubelet, conn, err := connectPodResources(socket)
+	if err != nil {
+		return failure("%v", err)
+	}
+	defer conn.Close() //nolint:errcheck // the list was read
+	list, err := kubelet.List(ctx, &resourcesapi.ListPodResourcesRequest{})
 	switch status.Code(err) {
 	case codes.OK:
-		return e.socketOK(socket, fmt.Sprintf("the kubelet lists %s", text.Plural(pods, "pod")))
+		e.pods.Store(list)
+		return e.socketOK(socket, fmt.Sprintf("the kubelet lists %s", text.Plural(len(list.GetPodResources()), "pod")))
 	case codes.DeadlineExceeded: // of the kubelet's clock
 		return e.timedOut()
 	case codes.ResourceExhausted:
@@ -112,17 +118,11 @@ func checkPodsAPI(ctx context.Context, e *examination) Finding {
 	return e.socketOK(socket, "the kubelet listens")
 }
 
-// listPods returns the number of pods that the kubelet lists at a socket.
-func listPods(ctx context.Context, socket string) (pods int, err error) {
+func connectPodResources(socket string) (resourcesapi.PodResourcesListerClient, *grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxResponseBytes)))
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close() //nolint:errcheck // the list was read
-	list, err := resourcesapi.NewPodResourcesListerClient(conn).List(ctx, &resourcesapi.ListPodResourcesRequest{})
-	return len(list.GetPodResources()), err
+	return resourcesapi.NewPodResourcesListerClient(conn), conn, err
 }
 
 // dialSocket connects to a socket and closes the connection.

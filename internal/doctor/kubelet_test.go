@@ -4,10 +4,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/test/helpers/deviceplugin"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -54,6 +56,24 @@ var kubeletCases = []findingCase{
 		s.kubelet.SetFaults(kubelet.Faults{ListBytes: 5 << 20})
 	}},
 
+	{check: "allocators", status: doctor.StatusOK, message: "no device plugin and no DRA driver has registered GPUs", change: func(*doctorFixture) {}},
+	{check: "allocators", status: doctor.StatusSkipped, message: "the kubelet does not list pods", noKubelet: true, change: func(*doctorFixture) {}},
+	{check: "allocators", status: doctor.StatusOK, message: "podgauge's device plugin (example.com/card)", change: func(s *doctorFixture) { s.register("podgauge-", "example.com/card", "GPU-a::0", "GPU-b::0") }},
+	{check: "allocators", status: doctor.StatusOK, message: "another device plugin (nvidia.com/gpu)", change: func(s *doctorFixture) { s.register("nvidia-", "nvidia.com/gpu", "0") }},
+	{check: "allocators", status: doctor.StatusOK, message: "no device plugin", change: func(s *doctorFixture) { s.register("nic-", "nvidia.com/hostdev", "0") }},
+	{check: "allocators", status: doctor.StatusOK, message: "NVIDIA's DRA driver (claims of 0 pods)", change: func(s *doctorFixture) { s.startDRADriver("gpu.nvidia.com-reg.sock", true) }},
+	{check: "allocators", status: doctor.StatusOK, message: "no device plugin", change: func(s *doctorFixture) { s.startDRADriver("gpu.nvidia.com-0c7e2c9e-reg.sock", false) }},
+	{check: "allocators", status: doctor.StatusOK, message: "no device plugin", change: func(s *doctorFixture) { s.startDRADriver("compute-domain.nvidia.com-reg.sock", true) }},
+	{check: "allocators", status: doctor.StatusOK, message: "NVIDIA's DRA driver (claims of 2 pods, 1 for an extended resource)", change: func(s *doctorFixture) {
+		s.runClaimingPod("a", "gpu.nvidia.com", "gpu")
+		s.runClaimingPod("b", "gpu.nvidia.com", "b-extended-resources-x7k2p")
+		s.runClaimingPod("c", "nic.example.com", "nic")
+	}},
+	{check: "allocators", status: doctor.StatusWarning, message: "podgauge's device plugin (nvidia.com/gpu) and NVIDIA's DRA driver (claims of 1 pod)", fix: "--device-plugin=false", change: func(s *doctorFixture) {
+		s.register("podgauge-", "nvidia.com/gpu", "GPU-a")
+		s.runClaimingPod("a", "gpu.nvidia.com", "gpu")
+	}},
+
 	{check: "pods api", status: doctor.StatusOK, message: "the kubelet listens", change: func(*doctorFixture) {}},
 	{check: "pods api", status: doctor.StatusSkipped, message: "older than 1.37", noKubelet: true, change: func(*doctorFixture) {}},
 	{check: "pods api", status: doctor.StatusWarning, message: "refused", fix: "uid 0", noKubelet: true, change: func(s *doctorFixture) { s.listenOn(s.kubelet.PodsSocket(), false) }},
@@ -71,4 +91,27 @@ var kubeletCases = []findingCase{
 		s.DevicePlugin = false
 		s.listenOn(filepath.Join(s.DevicePluginDir, "nvidia-gpu.sock"), true)
 	}},
+}
+
+// register registers healthy devices of a plugin with a socket of this name.
+func (s *doctorFixture) register(socketPrefix, resource string, ids ...string) {
+	s.Helper()
+	socket := socketPrefix + strings.ReplaceAll(resource, "/", "_") + ".sock"
+	plugin := deviceplugin.Start(s, s.DevicePluginDir, socket, deviceplugin.Behavior{}, deviceplugin.Healthy(ids...)...)
+	s.must(plugin.Register(s.Context(), resource))
+	s.must(s.kubelet.Wait(s.Context(), func(k kubelet.KubeletState) bool { return k.Resources[resource].Allocatable == len(ids) }))
+}
+
+// startDRADriver listens on a socket of a DRA driver, or leaves the socket of one that ended.
+func (s *doctorFixture) startDRADriver(socket string, listening bool) {
+	s.listenOn(filepath.Join(s.KubeletDir, "plugins_registry", socket), listening)
+}
+
+// runClaimingPod runs a pod with a claim.
+func (s *doctorFixture) runClaimingPod(name, driver, claim string) {
+	s.Helper()
+	devices := []kubelet.ClaimedDevice{{Driver: driver, Pool: "node-a", Device: "gpu-0"}}
+	s.must(s.kubelet.RunPod(s.Context(), kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{
+		{Name: "main", Claims: []kubelet.ClaimSpec{{Name: claim, Devices: devices}}},
+	}}))
 }

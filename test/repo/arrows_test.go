@@ -40,7 +40,7 @@ var allowedImports = map[string][]string{
 	"internal/nvml/lib":             {"internal/device", "internal/xid"},
 	"internal/nvml/capture":         {"internal/device", "internal/nvml", "internal/nvml/lib"},
 	"internal/xid":                  {"internal/device"},
-	"internal/doctor":               {"internal/cli", "internal/device", "plugin/response"},
+	"internal/doctor":               {"internal/cli", "internal/device", "internal/dra", "plugin/response"},
 	"plugin":                        {"internal/config", "internal/device", "internal/allocation", "plugin/response", "plugin/preferred"},
 	"plugin/response":               {"internal/device"},
 	"plugin/preferred":              {"internal/device"},

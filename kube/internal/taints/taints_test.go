@@ -351,4 +351,3 @@ func TestRejected(t *testing.T) {
 		}
 	})
 }
-
