@@ -69,8 +69,8 @@ func newCluster(version string, objects ...runtime.Object) *cluster {
 // serve changes the version of DeviceTaintRule. The lock is the fake discovery's.
 func (c *cluster) serve(version string) {
 	synctest.Wait()
-	c.client.Fake.Lock()
-	defer c.client.Fake.Unlock()
+	c.client.Lock()
+	defer c.client.Unlock()
 	c.client.Resources = nil
 	if version != "" {
 		c.client.Resources = []*metav1.APIResourceList{{

@@ -322,7 +322,7 @@ func TestRejected(t *testing.T) {
 				return false, nil, nil
 			}
 			effect, _, _ := unstructured.NestedString(create.GetObject().(*unstructured.Unstructured).Object, "spec", "taint", "effect")
-			return reject == forbidden || effect == "None", nil, reject
+			return apierrors.IsForbidden(reject) || effect == "None", nil, reject
 		})
 		reporter := c.start(t.Context(), t)
 		up := api.DriverJSON{State: "up"}
