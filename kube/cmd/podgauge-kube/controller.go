@@ -13,10 +13,12 @@ import (
 	"github.com/podgauge/podgauge/kube/internal/condition"
 	"github.com/podgauge/podgauge/kube/internal/events"
 	"github.com/podgauge/podgauge/kube/internal/nodes"
+	"github.com/podgauge/podgauge/kube/internal/taints"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -35,6 +37,8 @@ type controllerOptions struct {
 	tls        rest.TLSClientConfig
 	events     bool
 	condition  condition.Settings
+	taints     bool
+	effects    map[string]string // of taints
 	election   election
 	kubeconfig string
 	listen     string
@@ -47,11 +51,12 @@ func newControllerCommand(newLog func() (*slog.Logger, error)) *cobra.Command {
 	command := &cobra.Command{
 		Use: "controller", Short: "Report the GPUs of all nodes to the API server",
 		Long: "Find podgauge's pods, follow podgauge on each node, and report the GPUs to the API server:\n" +
-			"faults as events of pods and nodes, and the health as a condition of each node.",
+			"faults as events of pods and nodes, the health as a condition of each node, and unhealthy\n" +
+			"devices of DRA drivers by taints.",
 		Example: "  podgauge-kube controller --namespace=podgauge --events --node-condition=podgauge",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			kinds, err := o.check()
+			r, err := o.check()
 			if err != nil {
 				return err
 			}
@@ -59,7 +64,7 @@ func newControllerCommand(newLog func() (*slog.Logger, error)) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return cli.Failed(o.run(c.Context(), kinds, log))
+			return cli.Failed(o.run(c.Context(), r, log))
 		},
 	}
 	o.addFlags(command.Flags())
@@ -88,40 +93,58 @@ func (o *controllerOptions) addFlags(f *pflag.FlagSet) {
 		"`status` of the condition without a fault: True or False (default the preset's)")
 	f.StringToStringVar(&o.condition.Reasons, "node-condition.reasons", nil,
 		"`reasons` of the condition: ready=REASON,unhealthy=REASON,unknown=REASON (default the preset's)")
+	f.BoolVar(&o.taints, "device-taints", false,
+		"taint unhealthy devices of DRA drivers by DeviceTaintRules, so that they are not allocated")
+	f.StringToStringVar(&o.effects, "device-taints.effects", nil,
+		"`effects` by class of fault or by action, instead of NoSchedule: hardware=NoExecute,reset_gpu=None,suspect=off; "+
+			"classes are hardware, software, driver, retired and suspect (None)")
 	o.election.addFlags(f)
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`, outside of a cluster")
 	f.StringVar(&o.listen, "web.listen-address", ":9401", "`address` of metrics and probes")
 }
 
-// check checks the flags, and returns the kinds of conditions.
-func (o *controllerOptions) check() ([]condition.Kind, error) {
+// reports are what the controller reports besides events.
+type reports struct {
+	conditions []condition.Kind
+	effects    taints.Effects // nil: no taints
+}
+
+// check checks the flags.
+func (o *controllerOptions) check() (r reports, err error) {
 	if _, err := labels.Parse(o.nodes.Selector); err != nil {
-		return nil, fmt.Errorf("--selector %q: %w", o.nodes.Selector, err)
+		return r, fmt.Errorf("--selector %q: %w", o.nodes.Selector, err)
 	}
 	if err := text.CheckAddress(o.listen); err != nil {
-		return nil, fmt.Errorf("--web.listen-address %q: %w", o.listen, err)
+		return r, fmt.Errorf("--web.listen-address %q: %w", o.listen, err)
 	}
 	https := o.nodes.Scheme == "https"
 	switch {
 	case o.nodes.Scheme != "http" && !https:
-		return nil, fmt.Errorf("--node-scheme %q: expected http or https", o.nodes.Scheme)
+		return r, fmt.Errorf("--node-scheme %q: expected http or https", o.nodes.Scheme)
 	case !https && (o.tls.CAFile != "" || o.tls.ServerName != "" || o.tls.Insecure):
-		return nil, errors.New("--node-ca-file, --node-server-name, --node-insecure-skip-verify: " +
+		return r, errors.New("--node-ca-file, --node-server-name, --node-insecure-skip-verify: " +
 			"set --node-scheme=https")
 	case (o.nodes.Username == "") != (o.nodes.PasswordFile == ""):
-		return nil, errors.New("--node-username, --node-password-file: set both or none of them")
+		return r, errors.New("--node-username, --node-password-file: set both or none of them")
 	case o.nodes.Port < 0 || o.nodes.Port > 65535:
-		return nil, fmt.Errorf("--port %d: expected 1 to 65535", o.nodes.Port)
+		return r, fmt.Errorf("--port %d: expected 1 to 65535", o.nodes.Port)
 	}
-	kinds, err := o.condition.Kinds()
-	if err == nil && !o.events && len(kinds) == 0 {
-		err = errors.New("nothing to report: set --events or --node-condition")
+	if r.conditions, err = o.condition.Kinds(); err != nil {
+		return r, err
 	}
-	return kinds, err
+	if o.taints {
+		if r.effects, err = taints.ParseEffects(o.effects); err != nil {
+			return r, fmt.Errorf("--device-taints.effects: %w", err)
+		}
+	}
+	if !o.events && !o.taints && len(r.conditions) == 0 {
+		return r, errors.New("nothing to report: set --events, --node-condition or --device-taints")
+	}
+	return r, nil
 }
 
 // run runs the controller until ctx is done.
-func (o *controllerOptions) run(ctx context.Context, kinds []condition.Kind, log *slog.Logger) error {
+func (o *controllerOptions) run(ctx context.Context, r reports, log *slog.Logger) error {
 	m := newMetrics()
 	config, err := o.connect(m)
 	if err != nil {
@@ -136,14 +159,25 @@ func (o *controllerOptions) run(ctx context.Context, kinds []condition.Kind, log
 	}
 	o.nodes.Kubernetes, o.nodes.Log = client, log
 	if o.events {
-		r := events.New(client, log)
-		o.nodes.Reporters = append(o.nodes.Reporters, r)
-		m.addEvents(r.Dropped)
+		reporter := events.New(client, log)
+		o.nodes.Reporters = append(o.nodes.Reporters, reporter)
+		m.addEvents(reporter.Dropped)
 	}
-	if len(kinds) > 0 {
-		o.nodes.Reporters = append(o.nodes.Reporters, condition.New(client, kinds))
+	if len(r.conditions) > 0 {
+		o.nodes.Reporters = append(o.nodes.Reporters, condition.New(client, r.conditions))
+	}
+	var tasks []func(context.Context) error
+	if o.taints {
+		rules, err := dynamic.NewForConfig(config)
+		if err != nil {
+			return err
+		}
+		reporter := taints.New(taints.Options{Client: client, Dynamic: rules, Effects: r.effects, Log: log})
+		o.nodes.Reporters = append(o.nodes.Reporters, reporter)
+		tasks = append(tasks, reporter.Run)
 	}
 	n := nodes.New(o.nodes)
+	tasks = append(tasks, n.Run)
 	m.addNodes("followed", func() int { followed, _ := n.Count(); return followed })
 	m.addNodes("unreachable", func() int { _, unreachable := n.Count(); return unreachable })
 	leads := m.newLeaderGauge()
@@ -157,7 +191,11 @@ func (o *controllerOptions) run(ctx context.Context, kinds []condition.Kind, log
 	return o.serve(ctx, m.handler(n.Ready), func(ctx context.Context) error {
 		return o.election.lead(ctx, leases, log, func(ctx context.Context) error {
 			leads.Set(1)
-			return n.Run(ctx)
+			g, ctx := errgroup.WithContext(ctx)
+			for _, task := range tasks {
+				g.Go(func() error { return task(ctx) })
+			}
+			return g.Wait()
 		})
 	})
 }

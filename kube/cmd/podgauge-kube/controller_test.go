@@ -188,7 +188,7 @@ func TestController(t *testing.T) {
 // TestCommandLine checks the errors of flags, each in one line.
 func TestCommandLine(t *testing.T) {
 	for args, want := range map[string]string{
-		"":                                                "nothing to report: set --events or --node-condition",
+		"":                                                "nothing to report: set --events, --node-condition or --device-taints",
 		"--events --selector==":                           `--selector "=": `,
 		"--events --node-scheme=ftp":                      `--node-scheme "ftp": expected http or https`,
 		"--events --node-ca-file=x":                       "set --node-scheme=https",
@@ -199,6 +199,7 @@ func TestCommandLine(t *testing.T) {
 		"--events --log.format=xml":                       `--log.format "xml": expected logfmt or json`,
 		"--node-condition=gke":                            `--node-condition "gke": expected podgauge, eks or aks`,
 		"--node-condition=eks --node-condition.reasons=x": "--node-condition.reasons",
+		"--device-taints --device-taints.effects=gpu=off": `--device-taints.effects: parse effects: unknown class "gpu": `,
 		"--unknown":                                       "unknown flag: --unknown",
 		"more":                                            `unknown command "more"`,
 	} {
