@@ -66,8 +66,8 @@ var checks = [...]check{
 	row("allocators", checkAllocators,
 		"A device plugin and a DRA driver do not know each other's allocations: two pods can receive the same GPU.",
 		"Let one of them allocate this node's GPUs: set devicePlugin.enabled=false for podgauge "+
-			"(--device-plugin=false), remove the other plugin's DaemonSet, or set resources.gpus.enabled=false for the "+
-			"DRA driver."),
+			"(--device-plugin=false), remove the other plugin's DaemonSet, or set resources.gpus.enabled=false for "+
+			"the DRA driver."),
 	row("pods api", checkPodsAPI,
 		"Incidents do not record how pods ended. Labels and UIDs of pods are absent.",
 		"Read the kubelet's log. If the socket denies access, run as uid 0."),
