@@ -99,12 +99,18 @@ func claimOwners(t *testing.T, s *clusterFixture) {
 // applyClaim creates a claim with a request, and a pod with its name and these containers, and waits until the pod is ready.
 func (s *clusterFixture) applyClaim(t *testing.T, namespace, name, request string, containers ...string) {
 	t.Helper()
+	s.createClaim(t, namespace, name, request, containers...)
+	s.kubectl(t, "wait", "--namespace="+namespace, "pod/"+name, "--for=condition=Ready", "--timeout="+waitTimeout.String())
+}
+
+// createClaim creates a claim with a request, and a pod with its name and these containers.
+func (s *clusterFixture) createClaim(t *testing.T, namespace, name, request string, containers ...string) {
+	t.Helper()
 	list := ""
 	for _, container := range containers {
 		list += fmt.Sprintf("    - {name: %s, image: %q, imagePullPolicy: Never, resources: {claims: [{name: gpus}]}}\n", container, node.TestImage)
 	}
 	s.apply(t, strings.NewReplacer("@NAME@", name, "@NAMESPACE@", namespace, "@REQUEST@", request, "@CONTAINERS@", list).Replace(claimManifest))
-	s.kubectl(t, "wait", "--namespace="+namespace, "pod/"+name, "--for=condition=Ready", "--timeout="+waitTimeout.String())
 }
 
 const claimManifest = `
