@@ -119,10 +119,10 @@ func TestPresets(t *testing.T) {
 		gpus, nvl, xid string // aks
 	}{
 		"healthy": {
-			response(healthy()), "False GPUsHealthy 1 GPU healthy.", "True NvidiaGPUIsReady 1 GPU healthy.", present, noNVLink, noXid,
+			response(healthy()), "False GPUsHealthy 1 GPU healthy.", "True NvidiaGPUIsReady No GPU has a fault.", present, noNVLink, noXid,
 		},
 		"no GPU": {
-			response(), "False GPUsHealthy 0 GPUs healthy.", "True NvidiaGPUIsReady 0 GPUs healthy.", present, noNVLink, noXid,
+			response(), "False GPUsHealthy 0 GPUs healthy.", "True NvidiaGPUIsReady No GPU has a fault.", present, noNVLink, noXid,
 		},
 		"xid": {
 			response(unhealthy("xid_79", "reboot"), mig("MIG-1", "xid_79"), mig("MIG-2", "not_responding")),
@@ -163,7 +163,7 @@ func TestPresets(t *testing.T) {
 		},
 		"retired": {
 			response(retired), "True GPUsUnhealthy GPU 3 (GPU-0000): Retired by an operator. fan is loud",
-			"False GPUsUnhealthy GPU 3 (GPU-0000): Retired by an operator. fan is loud", present, noNVLink, noXid,
+			"True NvidiaGPUIsReady No GPU has a fault.", present, noNVLink, noXid,
 		},
 		"no driver": {
 			absent, "Unknown DriverNotReady The driver is not ready.", "Unknown DriverNotReady The driver is not ready.",

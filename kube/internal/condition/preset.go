@@ -6,6 +6,7 @@ import (
 	"path"
 	"strings"
 
+	"github.com/podgauge/podgauge/internal/device"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -27,7 +28,7 @@ type Kind struct {
 // change the condition.
 type Fault struct {
 	Fault  string // a device's reason or "missing", as a pattern of path.Match
-	Reason string // "*" stands for the number of the Xid
+	Reason string // "*" stands for the number of the Xid; empty: no fault of the condition
 }
 
 const unknownReason = "DriverNotReady"
@@ -51,8 +52,11 @@ func presets() map[string][]Kind {
 		// pkg/reasons/reasons.yaml. The last row has podgauge's own reason.
 		"eks": {{
 			Type: "AcceleratedHardwareReady", Healthy: corev1.ConditionTrue, HealthyReason: "NvidiaGPUIsReady",
-			UnknownReason: unknownReason,
+			HealthyMessage: "No GPU has a fault.",
+			UnknownReason:  unknownReason,
 			Faults: []Fault{
+				// Auto repair would replace a node because of a retired GPU.
+				{device.ReasonRetired, ""},
 				{"missing", "NvidiaDeviceCountMismatch"},
 				{"lost", "NvidiaDeviceCountMismatch"},
 				{"gone", "NvidiaDeviceCountMismatch"},
@@ -138,7 +142,7 @@ func (k *Kind) reason(fault string) (reason string, ok bool) {
 	for _, f := range k.Faults {
 		if ok, _ := path.Match(f.Fault, fault); ok { // the patterns are valid
 			_, rest, _ := strings.Cut(fault, "_")
-			return strings.ReplaceAll(f.Reason, "*", rest), true
+			return strings.ReplaceAll(f.Reason, "*", rest), f.Reason != ""
 		}
 	}
 	return "", false
