@@ -50,7 +50,11 @@ func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample) {
 	} else if !isFirstOfInstance(d.status, d.gpu) {
 		return
 	}
-	group := d.group(append(ownerLabels(d.readingOwner), dcgmDeviceLabels(d.status, d.options.Hostname)...))
+	var groups []seriesGroup // one for each HPC job, as in dcgm-exporter
+	for _, job := range d.jobLabels(d.node.PodMeta(d.readingOwner.Namespace, d.readingOwner.Pod).Workload) {
+		labels := append(ownerLabels(d.readingOwner), dcgmDeviceLabels(d.status, d.options.Hostname)...)
+		groups = append(groups, d.group(append(labels, job...)))
+	}
 	for index := range DCGMFields {
 		f := &DCGMFields[index]
 		v, ok := c.device[index]
@@ -61,11 +65,15 @@ func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample) {
 			v, ok = c.rates.update(rateKey{d.status.ID, index}, d.readingOwner, v, d.snapshot.end)
 		}
 		if ok {
-			group.set(f.Name, v)
+			for _, group := range groups {
+				group.set(f.Name, v)
+			}
 		}
 	}
 	number := currentXid(d.gpu[0], d.snapshot.end)
-	group.set(dcgmXidFamily, float64(number), strconv.FormatUint(number, 10), dcgmXidText(number))
+	for _, group := range groups {
+		group.set(dcgmXidFamily, float64(number), strconv.FormatUint(number, 10), dcgmXidText(number))
+	}
 }
 
 // sum sums the samples of a device by field.

@@ -142,7 +142,10 @@ func (d *deviceRendering) renderAllocations() {
 			if d.options.PodUID {
 				labels = append(labels, device.Label{Name: "pod_uid", Value: meta.UID})
 			}
-			d.group(labels).set("nvidia_gpu_allocation_info", 1, a.Resource, string(a.DeviceID))
+			for _, job := range d.jobLabels(meta.Workload) {
+				d.group(append(slices.Clone(labels), job...)).
+					set("nvidia_gpu_allocation_info", 1, a.Resource, string(a.DeviceID))
+			}
 		}
 	}
 	for _, record := range d.snapshot.Allocations.Recent {
@@ -151,6 +154,22 @@ func (d *deviceRendering) renderAllocations() {
 				set("nvidia_gpu_allocation_last_seen_timestamp_seconds", unixSeconds(record.LastSeen))
 		}
 	}
+}
+
+// jobLabels returns the label hpc_job, dcgm-exporter's name, for each HPC job
+// of the device or, without mapping files, of the pod.
+func (d *deviceRendering) jobLabels(w *allocation.Workload) (labels [][]device.Label) {
+	if !d.options.HPCJobs {
+		return [][]device.Label{nil}
+	}
+	jobs := d.node.JobsOf(d.status.Device)
+	if len(jobs) == 0 {
+		jobs = []string{w.Label(d.options.JobLabel)}
+	}
+	for _, job := range jobs {
+		labels = append(labels, []device.Label{{Name: "hpc_job", Value: job}})
+	}
+	return labels
 }
 
 // renderReading renders the values read from the device.

@@ -53,6 +53,10 @@ type Options struct {
 	StableSeries bool
 	// PodUID adds the pod's UID to nvidia_gpu_allocation_info.
 	PodUID bool
+	// HPCJobs adds the ids of HPC jobs to nvidia_gpu_allocation_info, from the
+	// mapping files, otherwise from the pod's JobLabel.
+	HPCJobs  bool
+	JobLabel string
 	// SeriesLimit bounds the series of a scrape, podgauge's own metrics excepted; 0: DefaultSeriesLimit.
 	SeriesLimit int
 	// DCGM adds dcgm-exporter's default families, with its names, units and labels. Hostname is one of the labels.

@@ -35,6 +35,8 @@ func (o Owner) Common(p Owner) Owner {
 type PodMeta struct {
 	UID    string
 	Labels []device.Label // the requested labels that the pod has, by name
+	// Workload is nil if unknown or empty.
+	Workload *Workload
 }
 
 // Assignment is a container's time with a device.
@@ -48,9 +50,10 @@ type Assignment struct {
 // Termination is the fate of an Assignment's container in the kubelet's Pods API.
 type Termination struct {
 	PodUID   string
-	PodEnded bool   // the pod has ended or is deleted: nothing can change
-	PodPhase string // the last known phase
-	Restarts int32  // starts of the container after the first
+	Workload *Workload // nil: unknown, or empty
+	PodEnded bool      // the pod has ended or is deleted: nothing can change
+	PodPhase string    // the last known phase
+	Restarts int32     // starts of the container after the first
 
 	// Ended is set if the run of the container at Assignment.ObservedAt has
 	// ended. Otherwise, and if unknown, the fields below are zero.

@@ -17,6 +17,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/flags"
 	"github.com/podgauge/podgauge/internal/health"
+	"github.com/podgauge/podgauge/internal/hpcjobs"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/kmsg"
 	"github.com/podgauge/podgauge/internal/kubestatus"
@@ -121,12 +122,15 @@ func (a *app) addAllocations() (err error) {
 	}
 	podsAPI := filepath.Join(a.machine.KubeletDir, "pods-api", "pods-api.sock")
 	client, err := pods.New(podsAPI, pods.Options{
-		Labels: a.o.Metrics.LabelsAllowlist, APIServer: a.o.Kubernetes.PodFollower(),
+		Labels: a.o.Metrics.LabelsAllowlist, JobLabel: a.o.Metrics.JobLabel, APIServer: a.o.Kubernetes.PodFollower(),
 		Pods: &a.node.Pods, Log: a.logger("pods"),
 		OnPodAdded: a.podResources.OnPodAdded, OnPodEnded: a.podResources.OnPodEnded,
 	})
 	if err != nil {
 		return err
+	}
+	if folder := a.o.Metrics.JobMappingDir; folder != "" {
+		a.tasks = append(a.tasks, hpcjobs.New(folder, &a.node.HPCJobs, a.logger("hpcjobs")).Run)
 	}
 	a.components["podresources"] = a.podResources
 	a.components["pods"] = client
@@ -154,7 +158,7 @@ func (a *app) addHealth() {
 	}
 	incidentOptions := incident.Options{
 		Devices: &a.node.Devices, Allocations: &a.node.Allocations, Terminations: a.node.Terminations,
-		Incidents: &a.node.Incidents, MaxAge: o.IncidentsMaxAge, MaxIncidents: o.IncidentsMaxCount,
+		HPCJobs: a.node.JobsOf, Incidents: &a.node.Incidents, MaxAge: o.IncidentsMaxAge, MaxIncidents: o.IncidentsMaxCount,
 		Log: a.logger("incidents"),
 	}
 	if o.StateDir == "" {

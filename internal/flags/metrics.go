@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/spf13/pflag"
 )
@@ -23,6 +24,7 @@ type Metrics struct {
 	include, exclude []string
 	podLabels        string
 	LabelsAllowlist  []string
+	JobMappingDir    string
 	PerNVLink        bool
 }
 
@@ -41,6 +43,12 @@ func (o *Metrics) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.LabelsAllowlist, "metrics.labels-allowlist", nil,
 		"add these pod labels to nvidia_gpu_allocation_info, `names` or prefixes with *; "+
 			"needs the kubelet's Pods API (1.37 and newer) or --kubernetes.pods")
+	f.StringVar(&o.JobMappingDir, "job-mapping-dir", "",
+		"`folder` with the ids of HPC jobs, such as Slurm's, in a file for each GPU; adds the label hpc_job to "+
+			"nvidia_gpu_allocation_info (dcgm-exporter's --hpc-job-mapping-dir)")
+	f.StringVar(&o.JobLabel, "job-label", "",
+		"`label` of pods with the id of their HPC job, for the label hpc_job: "+allocation.SlurmJobLabel+
+			" with Slinky's slurm-bridge; needs the kubelet's Pods API (1.37 and newer) or --kubernetes.pods")
 	f.BoolVar(&o.PerNVLink, "metrics.nvlink-links", false,
 		"export each NVLink as well: about 900 more series on a node with 8 H100")
 	f.BoolVar(&o.DCGM, "metrics.dcgm", false,
@@ -67,6 +75,7 @@ func (o *Metrics) check() (err error) {
 		return fmt.Errorf("--metrics.pod-labels %q: expected %s or %s",
 			o.podLabels, podLabelsOnDevice, podLabelsOnAllocation)
 	}
+	o.HPCJobs = o.JobMappingDir != "" || o.JobLabel != ""
 	o.StableSeries = o.podLabels == podLabelsOnAllocation
 	if err := pods.ValidateLabels(o.LabelsAllowlist); err != nil {
 		return fmt.Errorf("--metrics.labels-allowlist: %w", err)

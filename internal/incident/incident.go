@@ -69,6 +69,9 @@ type Incident struct {
 	// Affected are the containers with the device at the event, or until just
 	// before; then the newest that only earlier events affected.
 	Affected []AffectedContainer `json:"affected"`
+	// HPCJobs are the ids of the scheduler's jobs on the affected devices at the
+	// event, from its mapping files.
+	HPCJobs []string `json:"hpc_jobs,omitempty"`
 	// OwnersIncomplete reports that the kubelet did not name the owner of some
 	// allocation.
 	OwnersIncomplete bool `json:"owners_incomplete,omitempty"`
@@ -127,12 +130,14 @@ type AffectedMIGDevice struct {
 // several affected devices has a row for each.
 type AffectedContainer struct {
 	allocation.Owner
-	Device      device.ID       `json:"device,omitempty"` // a MIG device of Incident.MIGDevices; empty: Incident.Device
-	UID         string          `json:"uid,omitempty"`    // of the pod; empty: unknown
-	Since       time.Time       `json:"since"`            // first seen with the device
-	Until       time.Time       `json:"until,omitzero"`   // last seen with the device; zero: still allocated
-	Last        time.Time       `json:"last,omitzero"`    // of the events with the container; zero: Incident.Last
-	Termination *PodTermination `json:"ended,omitempty"`  // nil: still running, or unknown
+	Device device.ID `json:"device,omitempty"` // a MIG device of Incident.MIGDevices; empty: Incident.Device
+	UID    string    `json:"uid,omitempty"`    // of the pod; empty: unknown
+	// Workload adds the fields controller and labels, of the pod. Nil: unknown.
+	*allocation.Workload
+	Since       time.Time       `json:"since"`           // first seen with the device
+	Until       time.Time       `json:"until,omitzero"`  // last seen with the device; zero: still allocated
+	Last        time.Time       `json:"last,omitzero"`   // of the events with the container; zero: Incident.Last
+	Termination *PodTermination `json:"ended,omitempty"` // nil: still running, or unknown
 
 	terminationFinal bool // nothing more will be known
 }

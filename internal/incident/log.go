@@ -35,11 +35,12 @@ type Options struct {
 	// Terminations returns nil while terminations are unknown. The channel is
 	// closed by the next change.
 	Terminations func() (TerminationLookup, <-chan struct{})
-	Incidents    *pubsub.Value[Snapshot] // receives the snapshots
-	Stored       []Incident              // by earlier processes, newest first
-	Store        SnapshotStore           // nil: incidents are lost at the end of the process
-	MaxIncidents int                     // 0: 1000
-	MaxAge       time.Duration           // 0: 30 days
+	HPCJobs      func(device.Device) []string // of a device now; nil: unknown
+	Incidents    *pubsub.Value[Snapshot]      // receives the snapshots
+	Stored       []Incident                   // by earlier processes, newest first
+	Store        SnapshotStore                // nil: incidents are lost at the end of the process
+	MaxIncidents int                          // 0: 1000
+	MaxAge       time.Duration                // 0: 30 days
 	Log          *slog.Logger
 }
 
@@ -72,9 +73,16 @@ func New(o Options) *Log {
 // a storm of events must not delay the Monitor.
 func (l *Log) Record(o device.HealthEvent) {
 	allocations, _ := l.opts.Allocations.Get()
+	var jobs []string
+	for _, d := range o.Affected {
+		if l.opts.HPCJobs != nil {
+			jobs = append(jobs, l.opts.HPCJobs(d)...)
+		}
+	}
+	slices.Sort(jobs)
 	now := time.Now()
 	l.mu.Lock()
-	l.tracker.record(&o, &allocations, now)
+	l.tracker.record(&o, &allocations, slices.Compact(jobs), now)
 	l.mu.Unlock()
 	pubsub.Notify(l.wake)
 }

@@ -37,6 +37,9 @@ func (e *trackedIncident) updateTerminations(lookup TerminationLookup, now time.
 		}
 		if known {
 			after.UID = termination.PodUID
+			if termination.Workload != nil && !termination.Workload.Equal(before.Workload) {
+				after.Workload = termination.Workload
+			}
 			after.Termination = before.Termination.merge(termination)
 			after.terminationFinal = termination.PodEnded
 		} else {

@@ -1,11 +1,15 @@
 package incident_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/allocation"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
@@ -91,6 +95,60 @@ func TestUnknownTermination(t *testing.T) {
 		s.setTermination("A", allocation.Termination{PodUID: "a", Ended: true})
 		if got := s.incidents()[0].Affected[0]; got.UID != "" || got.Termination != nil {
 			t.Errorf("after the timeout: got %+v, want an unknown pod", got)
+		}
+	})
+}
+
+// TestWorkload checks that controller and labels of an affected pod are kept
+// for the next process, in fields beside the others, and that a file of an
+// older podgauge has none.
+func TestWorkload(t *testing.T) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
+		s.script("own a A; xid 31 a; 1s")
+		w := &allocation.Workload{Controller: &allocation.Controller{Kind: "Job", Name: "train-0"}, Labels: map[string]string{"team": "blue"}}
+		s.setTermination("A", allocation.Termination{PodUID: "a", PodPhase: "Running", Workload: w})
+		if got := s.incidents()[0].Affected[0]; !got.Workload.Equal(w) || got.UID != "a" {
+			t.Errorf("got %+v", got)
+		}
+		content, err := json.Marshal(s.saved)
+		const want = `"uid":"a","controller":{"kind":"Job","name":"train-0"},"labels":{"team":"blue"},"since":`
+		if err != nil || !strings.Contains(string(content), want) {
+			t.Errorf("got %s, %v, want %s", content, err, want)
+		}
+		saves := len(s.saved[0].Affected)
+		same := *w
+		s.setTermination("A", allocation.Termination{PodUID: "a", PodPhase: "Running", Workload: &same})
+		if got := s.incidents()[0].Affected[0]; got.Workload != w || len(s.saved[0].Affected) != saves {
+			t.Errorf("an equal workload: got %p, want %p", got.Workload, w)
+		}
+		s.setTermination("A", allocation.Termination{PodUID: "a", PodPhase: "Failed", PodEnded: true, Ended: true})
+		s.restart()
+		if got := s.incidents()[0].Affected[0]; !got.Workload.Equal(w) || got.Termination == nil {
+			t.Errorf("after the end and a restart: got %+v", got)
+		}
+		var old []incident.AffectedContainer
+		if err := json.Unmarshal([]byte(`[{"namespace":"n","pod":"p","container":"c","since":"2026-11-01T00:00:00Z"}]`), &old); err != nil || old[0].Workload != nil {
+			t.Errorf("old file: got %+v, %v", old, err)
+		}
+	})
+}
+
+// TestHPCJobs checks that an incident has the jobs of all affected devices at
+// the event, and that events of different jobs are different incidents.
+func TestHPCJobs(t *testing.T) {
+	jobs := map[device.ID][]string{"a": {"7"}, "mig0": {"9"}, "mig1": {"8", "9"}}
+	o := incident.Options{HPCJobs: func(d device.Device) []string { return jobs[d.ID] }}
+	runFixture(t, o, func(t *testing.T, s *fixture) {
+		s.script("xid 31 a; xid 31 a; 1s")
+		jobs["a"] = []string{"10"}
+		s.script("xid 31 a; 1s; xid 31 partitioned2; xid 31 b")
+		s.restart()
+		var got []string
+		for _, i := range s.incidents() {
+			got = append(got, fmt.Sprintf("%s %d %s", i.Device, i.Count, i.HPCJobs))
+		}
+		if want := []string{"b 1 []", "GPU-1 1 [8 9]", "a 1 [10]", "a 2 [7]"}; !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	})
 }

@@ -68,7 +68,7 @@ func (t *tracker) load(stored []Incident) {
 
 // record records an event: an incident of the GPU if the GPU is affected, with
 // all its MIG devices.
-func (t *tracker) record(o *device.HealthEvent, h *allocation.Snapshot, now time.Time) {
+func (t *tracker) record(o *device.HealthEvent, h *allocation.Snapshot, hpcJobs []string, now time.Time) {
 	if len(o.Affected) == 0 {
 		return
 	}
@@ -77,8 +77,9 @@ func (t *tracker) record(o *device.HealthEvent, h *allocation.Snapshot, now time
 	if e != nil {
 		e.resolveOwners(h, now)
 	}
-	if e == nil || !e.matches(o, h) {
+	if e == nil || !e.matches(o, h) || !slices.Equal(e.HPCJobs, hpcJobs) {
 		e = t.newIncident(o, d, h, now)
+		e.HPCJobs = hpcJobs
 	}
 	e.count(o, now)
 	t.urgent = t.urgent || o.MarkedUnhealthy

@@ -5,6 +5,7 @@ import (
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/hpcjobs"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/internal/pubsub"
@@ -20,6 +21,7 @@ type State struct {
 	Driver      pubsub.Value[device.Driver]       // by health.Monitor
 	Allocations pubsub.Value[allocation.Snapshot] // by podresources.Client
 	Pods        pubsub.Value[pods.Pods]           // by pods.Client
+	HPCJobs     pubsub.Value[hpcjobs.Mapping]     // by hpcjobs.Reader
 	Incidents   pubsub.Value[incident.Snapshot]   // by incident.Log
 	StateFile   pubsub.Value[state.WriteStatus]   // by state.Store
 	Rules       pubsub.Value[plugin.Rules]        // of the device plugin
@@ -98,6 +100,9 @@ func (s *State) PodMeta(namespace, pod string) allocation.PodMeta {
 	known := newest(&s.Pods)
 	return known.Meta(namespace, pod)
 }
+
+// JobsOf returns the ids of the HPC jobs of a device.
+func (s *State) JobsOf(d device.Device) []string { return newest(&s.HPCJobs).Of(d) }
 
 // ContainerOwner returns the owner of a container by the kubelet's Pods API. The
 // container's id decides: the UID in the cgroup of a static pod is not the UID

@@ -42,9 +42,12 @@ type PodFollower interface {
 // Options configure a Client. Without further options than Pods, the client
 // keeps no labels, logs nothing and uses only the kubelet.
 type Options struct {
-	Labels []string            // names of labels to keep; a trailing * makes a prefix
-	Pods   *pubsub.Value[Pods] // receives the pods
-	Log    *slog.Logger
+	Labels []string // names of labels to keep; a trailing * makes a prefix
+	// JobLabel is the name of a label with the id of the pod's HPC job, which
+	// Workload keeps. Empty: none.
+	JobLabel string
+	Pods     *pubsub.Value[Pods] // receives the pods
+	Log      *slog.Logger
 	// OnPodAdded is called after the publication of a new pod that is not Ended;
 	// also for each such pod of the first stream. May be nil.
 	//
@@ -97,7 +100,7 @@ func newClient(socket string, o Options, dial func(ctx context.Context) (net.Con
 		socket:    socket,
 		dial:      dial,
 		createdAt: time.Now(),
-		event:     watchEvent{allowlist: labels},
+		event:     watchEvent{allowlist: labels, jobLabel: o.JobLabel},
 		backoff:   retry.Backoff{Min: minBackoff, Max: maxBackoff},
 	}, nil
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pods/podpb"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -22,6 +23,9 @@ const (
 	maxNameBytes  = 317  // of names and reasons; the name of a label has a domain of 253 bytes, a slash and 63 bytes
 	maxContainers = 1024 // per pod; the API server has no limit, so further containers are ignored
 	maxLabels     = 64   // per pod, on the allowlist
+	// maxWorkloadBytes bounds names and values of a Workload's labels: each
+	// affected container of an incident keeps them. A label above is left out.
+	maxWorkloadBytes = 1024
 
 	maxStatusFields = 4 * maxContainers
 )
@@ -35,7 +39,8 @@ type watchEvent struct {
 	kind      api.EventType
 	pod       Pod
 	allowlist labelAllowlist
-	cut       bool // the pod lost containers or labels to a limit
+	jobLabel  string // as in Options
+	cut       bool   // the pod lost containers or labels to a limit
 }
 
 // readEvent decodes an event of the kubelet.
@@ -125,6 +130,7 @@ func (e *watchEvent) setPod(p *podpb.Pod) error {
 			e.pod.Labels = append(e.pod.Labels, device.Label{Name: clean(name), Value: clean(m.GetLabels()[name])})
 		}
 	}
+	e.pod.Workload = e.workloadOf(m)
 	all := slices.Concat(status.GetContainerStatuses(), status.GetInitContainerStatuses(),
 		status.GetEphemeralContainerStatuses())
 	for _, c := range all[:min(len(all), maxContainers)] {
@@ -138,6 +144,40 @@ func (e *watchEvent) setPod(p *podpb.Pod) error {
 		})
 	}
 	return nil
+}
+
+// workloadOf returns the controller of a pod, and the labels for incidents.
+func (e *watchEvent) workloadOf(m *podpb.ObjectMeta) *allocation.Workload {
+	w := &allocation.Workload{}
+	for _, o := range m.GetOwnerReferences() {
+		if o.GetController() {
+			w.Controller = &allocation.Controller{Kind: clean(o.GetKind()), Name: clean(o.GetName())}
+		}
+	}
+	left := maxWorkloadBytes
+	add := func(name, value string) {
+		size := len(name) + len(value)
+		if value == "" || size > left {
+			return
+		}
+		if w.Labels == nil {
+			w.Labels = map[string]string{}
+		}
+		w.Labels[name] = value
+		left -= size
+	}
+	for _, name := range append(allocation.JobLabels[:], e.jobLabel) {
+		add(name, clean(m.GetLabels()[name]))
+	}
+	for _, l := range e.pod.Labels {
+		if w.Labels[l.Name] == "" {
+			add(l.Name, l.Value)
+		}
+	}
+	if w.Controller == nil && w.Labels == nil {
+		return nil
+	}
+	return w
 }
 
 func stateOf(s *podpb.ContainerState) ContainerState {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/pods"
@@ -118,6 +119,9 @@ func TestDecodeFixtures(t *testing.T) {
 		Namespace: "team-a", Name: "training-0", UID: "7c0ffee5-0000-4000-8000-000000000001", Phase: "Running",
 		Created: time.Date(2026, 9, 1, 8, 0, 0, 0, time.UTC).Local(),
 		Labels:  []device.Label{{Name: "team", Value: "team-a"}}, Containers: p.Containers,
+		Workload: &allocation.Workload{
+			Controller: &allocation.Controller{Kind: "ReplicaSet", Name: "owner"}, Labels: map[string]string{"team": "team-a"},
+		},
 	}
 	if err != nil || !reflect.DeepEqual(p, want) {
 		t.Errorf("training: got %+v, %v, want %+v", p, err, want)
@@ -202,6 +206,64 @@ func TestLabels(t *testing.T) {
 	}
 }
 
+// TestWorkload checks that a pod keeps its controller, the names of its jobs
+// and the labels on the allowlist, within limits, and that only the last are
+// metadata for metrics.
+func TestWorkload(t *testing.T) {
+	jobSet := map[string]string{"batch.kubernetes.io/job-name": "train-0", "jobset.sigs.k8s.io/jobset-name": "train"}
+	long := map[string]string{"ray.io/cluster": "ray"}
+	for i := range 30 {
+		long[fmt.Sprintf("team/%02d", i)] = strings.Repeat("x", 63)
+	}
+	for name, c := range map[string]struct {
+		owners []*podpb.OwnerReference
+		labels map[string]string
+		want   string // controller, labels, and labels for metrics
+	}{
+		"none": {want: "- map[] 0"},
+		"job": {
+			owners: []*podpb.OwnerReference{{Kind: new("Queue"), Name: new("q")}, {Kind: new("Job"), Name: new("train-0"), Controller: new(true)}},
+			labels: jobSet, want: "Job/train-0 map[batch.kubernetes.io/job-name:train-0 jobset.sigs.k8s.io/jobset-name:train] 0",
+		},
+		"allowlist":   {labels: map[string]string{"team/a": "b", "secret": "c"}, want: "- map[team/a:b] 1"},
+		"long labels": {labels: long, want: "- map[ray.io/cluster:ray team/00:x… 13 more] 30"},
+	} {
+		p := newPod("p", "u", "Running")
+		p.Metadata.OwnerReferences, p.Metadata.Labels = c.owners, c.labels
+		var references []map[string]any
+		for _, o := range c.owners {
+			references = append(references, map[string]any{"kind": o.GetKind(), "name": o.GetName(), "controller": o.GetController(), "apiVersion": "v1"})
+		}
+		text, err := json.Marshal(map[string]any{"metadata": map[string]any{
+			"name": "p", "namespace": "team", "uid": "u", "labels": c.labels, "ownerReferences": references,
+		}})
+		require.NoError(t, err)
+		ps, err := decodeJSON(t, []string{"team/*"}, text)
+		require.NoError(t, err)
+		meta := ps.Meta("team", "p")
+		if wire, err := pods.DecodePod(newEvent(added, p).Pod); err != nil || name == "job" && !wire.Workload.Equal(meta.Workload) {
+			t.Errorf("%s: got of protobuf %+v, %v", name, wire.Workload, err)
+		}
+		w, controller := meta.Workload, "-"
+		if w == nil {
+			w = &allocation.Workload{}
+		}
+		if w.Controller != nil {
+			controller = w.Controller.Kind + "/" + w.Controller.Name
+		}
+		all := fmt.Sprint(w.Labels)
+		if len(w.Labels) > 2 {
+			all = fmt.Sprintf("map[ray.io/cluster:%s team/00:%.1s… %d more]", w.Labels["ray.io/cluster"], w.Labels["team/00"], len(w.Labels)-2)
+		}
+		if got := fmt.Sprintf("%s %s %d", controller, all, len(meta.Labels)); got != c.want {
+			t.Errorf("%s: got %s, want %s", name, got, c.want)
+		}
+		if got, _ := ps.Termination(allocation.Assignment{Owner: allocation.Owner{Namespace: "team", Pod: "p"}, PodUID: "u"}); !got.Workload.Equal(meta.Workload) {
+			t.Errorf("%s: got %+v of the termination", name, got.Workload)
+		}
+	}
+}
+
 // FuzzDecode checks that a kubelet's pod is decoded with names and within the
 // limits, or rejected.
 func FuzzDecode(f *testing.F) {
@@ -224,6 +286,9 @@ func FuzzDecode(f *testing.F) {
 		sorted := slices.IsSortedFunc(p.Labels, func(a, b device.Label) int { return strings.Compare(a.Name, b.Name) })
 		if len(p.Labels) > pods.MaxLabels || len(p.Containers) > pods.MaxContainers || !sorted {
 			t.Fatalf("labels: got %v, want them sorted and limited", p.Labels)
+		}
+		if p.Workload != nil && len(p.Workload.Labels) > 512 {
+			t.Fatalf("workload: got %v, want it limited", p.Workload)
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
@@ -17,6 +18,9 @@ type Pod struct {
 	UID     string
 	Created time.Time      // by the API server; zero for a static pod
 	Labels  []device.Label // on the allowlist, by name
+	// Workload has the pod's controller and job. Nil: the pod has neither, and
+	// no label on the allowlist.
+	Workload *allocation.Workload
 	// Phase is "Pending", "Running", "Succeeded", "Failed" or "Unknown". An
 	// evicted pod is "Failed" while containers still run.
 	Phase string
@@ -72,7 +76,8 @@ func (p *Pod) Ended() bool {
 func (p *Pod) equal(other *Pod) bool {
 	return p.Namespace == other.Namespace && p.Name == other.Name && p.UID == other.UID &&
 		p.Created.Equal(other.Created) && p.Phase == other.Phase && p.Reason == other.Reason &&
-		slices.Equal(p.Labels, other.Labels) && slices.Equal(p.Containers, other.Containers)
+		slices.Equal(p.Labels, other.Labels) && p.Workload.Equal(other.Workload) &&
+		slices.Equal(p.Containers, other.Containers)
 }
 
 // bytes returns the approximate memory of a pod.
@@ -80,6 +85,9 @@ func (p *Pod) bytes() int {
 	n := 256 + len(p.Namespace) + len(p.Name) + len(p.UID) + len(p.Reason)
 	for _, l := range p.Labels {
 		n += 64 + len(l.Name) + len(l.Value)
+	}
+	if p.Workload != nil {
+		n += 512 + maxWorkloadBytes
 	}
 	for _, c := range p.Containers {
 		n += 256 + len(c.Name) + len(c.ID) + len(c.State.Reason) + len(c.LastState.Reason)

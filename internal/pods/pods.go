@@ -64,7 +64,7 @@ func (ps *Pods) withName(namespace, name string) []*Pod {
 	return ps.list[first:end]
 }
 
-// Meta returns UID and labels of the pod with a name. It returns the zero
+// Meta returns UID, labels and workload of the pod with a name. It returns the zero
 // PodMeta unless Synced, and for a pod that has Ended: the kubelet allocates to
 // the next pod of that name before the Pods API reports the next pod, or the
 // deletion of the previous one.
@@ -73,7 +73,7 @@ func (ps *Pods) Meta(namespace, name string) allocation.PodMeta {
 	if !ok || !ps.Synced || p.Ended() {
 		return allocation.PodMeta{}
 	}
-	return allocation.PodMeta{UID: p.UID, Labels: p.Labels}
+	return allocation.PodMeta{UID: p.UID, Labels: p.Labels, Workload: p.Workload}
 }
 
 // ByContainer returns the pod and the name of the container with a runtime's

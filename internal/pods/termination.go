@@ -47,7 +47,9 @@ func (ps *Pods) Termination(a allocation.Assignment) (allocation.Termination, bo
 		return allocation.Termination{}, false
 	}
 	p := d.pod
-	t := allocation.Termination{PodUID: p.UID, PodPhase: p.Phase, PodEnded: !d.deletedAt.IsZero() || p.Ended()}
+	t := allocation.Termination{
+		PodUID: p.UID, Workload: p.Workload, PodPhase: p.Phase, PodEnded: !d.deletedAt.IsZero() || p.Ended(),
+	}
 	var c Container
 	if i := slices.IndexFunc(p.Containers, func(c Container) bool { return c.Name == a.Owner.Container }); i >= 0 {
 		c = p.Containers[i]

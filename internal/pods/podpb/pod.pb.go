@@ -86,6 +86,7 @@ type ObjectMeta struct {
 	CreationTimestamp *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=creation_timestamp,json=creationTimestamp" json:"creation_timestamp,omitempty"`
 	Labels            map[string]string      `protobuf:"bytes,11,rep,name=labels" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Annotations       map[string]string      `protobuf:"bytes,12,rep,name=annotations" json:"annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	OwnerReferences   []*OwnerReference      `protobuf:"bytes,13,rep,name=owner_references,json=ownerReferences" json:"owner_references,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -162,6 +163,73 @@ func (x *ObjectMeta) GetAnnotations() map[string]string {
 	return nil
 }
 
+func (x *ObjectMeta) GetOwnerReferences() []*OwnerReference {
+	if x != nil {
+		return x.OwnerReferences
+	}
+	return nil
+}
+
+type OwnerReference struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          *string                `protobuf:"bytes,1,opt,name=kind" json:"kind,omitempty"`
+	Name          *string                `protobuf:"bytes,3,opt,name=name" json:"name,omitempty"`
+	Controller    *bool                  `protobuf:"varint,6,opt,name=controller" json:"controller,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OwnerReference) Reset() {
+	*x = OwnerReference{}
+	mi := &file_internal_pods_podpb_pod_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OwnerReference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OwnerReference) ProtoMessage() {}
+
+func (x *OwnerReference) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_pods_podpb_pod_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OwnerReference.ProtoReflect.Descriptor instead.
+func (*OwnerReference) Descriptor() ([]byte, []int) {
+	return file_internal_pods_podpb_pod_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *OwnerReference) GetKind() string {
+	if x != nil && x.Kind != nil {
+		return *x.Kind
+	}
+	return ""
+}
+
+func (x *OwnerReference) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *OwnerReference) GetController() bool {
+	if x != nil && x.Controller != nil {
+		return *x.Controller
+	}
+	return false
+}
+
 type PodStatus struct {
 	state                      protoimpl.MessageState `protogen:"open.v1"`
 	Phase                      *string                `protobuf:"bytes,1,opt,name=phase" json:"phase,omitempty"`
@@ -175,7 +243,7 @@ type PodStatus struct {
 
 func (x *PodStatus) Reset() {
 	*x = PodStatus{}
-	mi := &file_internal_pods_podpb_pod_proto_msgTypes[2]
+	mi := &file_internal_pods_podpb_pod_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -187,7 +255,7 @@ func (x *PodStatus) String() string {
 func (*PodStatus) ProtoMessage() {}
 
 func (x *PodStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_pods_podpb_pod_proto_msgTypes[2]
+	mi := &file_internal_pods_podpb_pod_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -200,7 +268,7 @@ func (x *PodStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodStatus.ProtoReflect.Descriptor instead.
 func (*PodStatus) Descriptor() ([]byte, []int) {
-	return file_internal_pods_podpb_pod_proto_rawDescGZIP(), []int{2}
+	return file_internal_pods_podpb_pod_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *PodStatus) GetPhase() string {
@@ -251,7 +319,7 @@ type ContainerStatus struct {
 
 func (x *ContainerStatus) Reset() {
 	*x = ContainerStatus{}
-	mi := &file_internal_pods_podpb_pod_proto_msgTypes[3]
+	mi := &file_internal_pods_podpb_pod_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -263,7 +331,7 @@ func (x *ContainerStatus) String() string {
 func (*ContainerStatus) ProtoMessage() {}
 
 func (x *ContainerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_pods_podpb_pod_proto_msgTypes[3]
+	mi := &file_internal_pods_podpb_pod_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -276,7 +344,7 @@ func (x *ContainerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStatus.ProtoReflect.Descriptor instead.
 func (*ContainerStatus) Descriptor() ([]byte, []int) {
-	return file_internal_pods_podpb_pod_proto_rawDescGZIP(), []int{3}
+	return file_internal_pods_podpb_pod_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ContainerStatus) GetName() string {
@@ -324,7 +392,7 @@ type ContainerState struct {
 
 func (x *ContainerState) Reset() {
 	*x = ContainerState{}
-	mi := &file_internal_pods_podpb_pod_proto_msgTypes[4]
+	mi := &file_internal_pods_podpb_pod_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -336,7 +404,7 @@ func (x *ContainerState) String() string {
 func (*ContainerState) ProtoMessage() {}
 
 func (x *ContainerState) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_pods_podpb_pod_proto_msgTypes[4]
+	mi := &file_internal_pods_podpb_pod_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -349,7 +417,7 @@ func (x *ContainerState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerState.ProtoReflect.Descriptor instead.
 func (*ContainerState) Descriptor() ([]byte, []int) {
-	return file_internal_pods_podpb_pod_proto_rawDescGZIP(), []int{4}
+	return file_internal_pods_podpb_pod_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ContainerState) GetRunning() *ContainerStateRunning {
@@ -374,7 +442,7 @@ type ContainerStateRunning struct {
 
 func (x *ContainerStateRunning) Reset() {
 	*x = ContainerStateRunning{}
-	mi := &file_internal_pods_podpb_pod_proto_msgTypes[5]
+	mi := &file_internal_pods_podpb_pod_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -386,7 +454,7 @@ func (x *ContainerStateRunning) String() string {
 func (*ContainerStateRunning) ProtoMessage() {}
 
 func (x *ContainerStateRunning) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_pods_podpb_pod_proto_msgTypes[5]
+	mi := &file_internal_pods_podpb_pod_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -399,7 +467,7 @@ func (x *ContainerStateRunning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStateRunning.ProtoReflect.Descriptor instead.
 func (*ContainerStateRunning) Descriptor() ([]byte, []int) {
-	return file_internal_pods_podpb_pod_proto_rawDescGZIP(), []int{5}
+	return file_internal_pods_podpb_pod_proto_rawDescGZIP(), []int{6}
 }
 
 type ContainerStateTerminated struct {
@@ -413,7 +481,7 @@ type ContainerStateTerminated struct {
 
 func (x *ContainerStateTerminated) Reset() {
 	*x = ContainerStateTerminated{}
-	mi := &file_internal_pods_podpb_pod_proto_msgTypes[6]
+	mi := &file_internal_pods_podpb_pod_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -425,7 +493,7 @@ func (x *ContainerStateTerminated) String() string {
 func (*ContainerStateTerminated) ProtoMessage() {}
 
 func (x *ContainerStateTerminated) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_pods_podpb_pod_proto_msgTypes[6]
+	mi := &file_internal_pods_podpb_pod_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -438,7 +506,7 @@ func (x *ContainerStateTerminated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStateTerminated.ProtoReflect.Descriptor instead.
 func (*ContainerStateTerminated) Descriptor() ([]byte, []int) {
-	return file_internal_pods_podpb_pod_proto_rawDescGZIP(), []int{6}
+	return file_internal_pods_podpb_pod_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ContainerStateTerminated) GetExitCode() int32 {
@@ -469,7 +537,7 @@ const file_internal_pods_podpb_pod_proto_rawDesc = "" +
 	"\x1dinternal/pods/podpb/pod.proto\x12\rpodgauge.pods\x1a\x1fgoogle/protobuf/timestamp.proto\"n\n" +
 	"\x03Pod\x125\n" +
 	"\bmetadata\x18\x01 \x01(\v2\x19.podgauge.pods.ObjectMetaR\bmetadata\x120\n" +
-	"\x06status\x18\x03 \x01(\v2\x18.podgauge.pods.PodStatusR\x06status\"\xa3\x03\n" +
+	"\x06status\x18\x03 \x01(\v2\x18.podgauge.pods.PodStatusR\x06status\"\xed\x03\n" +
 	"\n" +
 	"ObjectMeta\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
@@ -477,13 +545,20 @@ const file_internal_pods_podpb_pod_proto_rawDesc = "" +
 	"\x03uid\x18\x05 \x01(\tR\x03uid\x12I\n" +
 	"\x12creation_timestamp\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x11creationTimestamp\x12=\n" +
 	"\x06labels\x18\v \x03(\v2%.podgauge.pods.ObjectMeta.LabelsEntryR\x06labels\x12L\n" +
-	"\vannotations\x18\f \x03(\v2*.podgauge.pods.ObjectMeta.AnnotationsEntryR\vannotations\x1a9\n" +
+	"\vannotations\x18\f \x03(\v2*.podgauge.pods.ObjectMeta.AnnotationsEntryR\vannotations\x12H\n" +
+	"\x10owner_references\x18\r \x03(\v2\x1d.podgauge.pods.OwnerReferenceR\x0fownerReferences\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a>\n" +
 	"\x10AnnotationsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc2\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"X\n" +
+	"\x0eOwnerReference\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"controller\x18\x06 \x01(\bR\n" +
+	"controller\"\xc2\x02\n" +
 	"\tPodStatus\x12\x14\n" +
 	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12M\n" +
@@ -522,38 +597,40 @@ func file_internal_pods_podpb_pod_proto_rawDescGZIP() []byte {
 	return file_internal_pods_podpb_pod_proto_rawDescData
 }
 
-var file_internal_pods_podpb_pod_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_internal_pods_podpb_pod_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_internal_pods_podpb_pod_proto_goTypes = []any{
 	(*Pod)(nil),                      // 0: podgauge.pods.Pod
 	(*ObjectMeta)(nil),               // 1: podgauge.pods.ObjectMeta
-	(*PodStatus)(nil),                // 2: podgauge.pods.PodStatus
-	(*ContainerStatus)(nil),          // 3: podgauge.pods.ContainerStatus
-	(*ContainerState)(nil),           // 4: podgauge.pods.ContainerState
-	(*ContainerStateRunning)(nil),    // 5: podgauge.pods.ContainerStateRunning
-	(*ContainerStateTerminated)(nil), // 6: podgauge.pods.ContainerStateTerminated
-	nil,                              // 7: podgauge.pods.ObjectMeta.LabelsEntry
-	nil,                              // 8: podgauge.pods.ObjectMeta.AnnotationsEntry
-	(*timestamppb.Timestamp)(nil),    // 9: google.protobuf.Timestamp
+	(*OwnerReference)(nil),           // 2: podgauge.pods.OwnerReference
+	(*PodStatus)(nil),                // 3: podgauge.pods.PodStatus
+	(*ContainerStatus)(nil),          // 4: podgauge.pods.ContainerStatus
+	(*ContainerState)(nil),           // 5: podgauge.pods.ContainerState
+	(*ContainerStateRunning)(nil),    // 6: podgauge.pods.ContainerStateRunning
+	(*ContainerStateTerminated)(nil), // 7: podgauge.pods.ContainerStateTerminated
+	nil,                              // 8: podgauge.pods.ObjectMeta.LabelsEntry
+	nil,                              // 9: podgauge.pods.ObjectMeta.AnnotationsEntry
+	(*timestamppb.Timestamp)(nil),    // 10: google.protobuf.Timestamp
 }
 var file_internal_pods_podpb_pod_proto_depIdxs = []int32{
 	1,  // 0: podgauge.pods.Pod.metadata:type_name -> podgauge.pods.ObjectMeta
-	2,  // 1: podgauge.pods.Pod.status:type_name -> podgauge.pods.PodStatus
-	9,  // 2: podgauge.pods.ObjectMeta.creation_timestamp:type_name -> google.protobuf.Timestamp
-	7,  // 3: podgauge.pods.ObjectMeta.labels:type_name -> podgauge.pods.ObjectMeta.LabelsEntry
-	8,  // 4: podgauge.pods.ObjectMeta.annotations:type_name -> podgauge.pods.ObjectMeta.AnnotationsEntry
-	3,  // 5: podgauge.pods.PodStatus.container_statuses:type_name -> podgauge.pods.ContainerStatus
-	3,  // 6: podgauge.pods.PodStatus.init_container_statuses:type_name -> podgauge.pods.ContainerStatus
-	3,  // 7: podgauge.pods.PodStatus.ephemeral_container_statuses:type_name -> podgauge.pods.ContainerStatus
-	4,  // 8: podgauge.pods.ContainerStatus.state:type_name -> podgauge.pods.ContainerState
-	4,  // 9: podgauge.pods.ContainerStatus.last_state:type_name -> podgauge.pods.ContainerState
-	5,  // 10: podgauge.pods.ContainerState.running:type_name -> podgauge.pods.ContainerStateRunning
-	6,  // 11: podgauge.pods.ContainerState.terminated:type_name -> podgauge.pods.ContainerStateTerminated
-	9,  // 12: podgauge.pods.ContainerStateTerminated.finished_at:type_name -> google.protobuf.Timestamp
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	3,  // 1: podgauge.pods.Pod.status:type_name -> podgauge.pods.PodStatus
+	10, // 2: podgauge.pods.ObjectMeta.creation_timestamp:type_name -> google.protobuf.Timestamp
+	8,  // 3: podgauge.pods.ObjectMeta.labels:type_name -> podgauge.pods.ObjectMeta.LabelsEntry
+	9,  // 4: podgauge.pods.ObjectMeta.annotations:type_name -> podgauge.pods.ObjectMeta.AnnotationsEntry
+	2,  // 5: podgauge.pods.ObjectMeta.owner_references:type_name -> podgauge.pods.OwnerReference
+	4,  // 6: podgauge.pods.PodStatus.container_statuses:type_name -> podgauge.pods.ContainerStatus
+	4,  // 7: podgauge.pods.PodStatus.init_container_statuses:type_name -> podgauge.pods.ContainerStatus
+	4,  // 8: podgauge.pods.PodStatus.ephemeral_container_statuses:type_name -> podgauge.pods.ContainerStatus
+	5,  // 9: podgauge.pods.ContainerStatus.state:type_name -> podgauge.pods.ContainerState
+	5,  // 10: podgauge.pods.ContainerStatus.last_state:type_name -> podgauge.pods.ContainerState
+	6,  // 11: podgauge.pods.ContainerState.running:type_name -> podgauge.pods.ContainerStateRunning
+	7,  // 12: podgauge.pods.ContainerState.terminated:type_name -> podgauge.pods.ContainerStateTerminated
+	10, // 13: podgauge.pods.ContainerStateTerminated.finished_at:type_name -> google.protobuf.Timestamp
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_internal_pods_podpb_pod_proto_init() }
@@ -567,7 +644,7 @@ func file_internal_pods_podpb_pod_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_pods_podpb_pod_proto_rawDesc), len(file_internal_pods_podpb_pod_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
