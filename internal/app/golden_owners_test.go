@@ -244,6 +244,25 @@ func TestGoldenPodLabels(t *testing.T) {
 	w.checkScrape("pod_labels", `nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",label_app_kubernetes_io_name="llama"`, " 1")
 }
 
+// TestGoldenHPCJobs covers a GPU with two jobs of mapping files, one whose pod has a label with its job, and one without a job, also in the
+// names of dcgm-exporter.
+func TestGoldenHPCJobs(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "0"), []byte("1234\n1235\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4, sim.T4, sim.T4)}, "--job-mapping-dir="+folder, "--job-label=slurm/job",
+		"--metrics.set=none", "--metrics.include=nvidia_gpu_allocation_info", "--metrics.dcgm", "--metrics.exclude=DCGM_FI_PROF_*,DCGM_FI_DEV_[A-FH-Z]*")
+	w.waitAllocatable(gpuResource, 3)
+	worker := gpuPod("slurm", "worker-0", 2)
+	worker.Labels = map[string]string{"slurm/job": "77"}
+	w.runPod(worker)
+	w.runPod(gpuPod("slurm", "worker-1", 1))
+	w.waitLine(`nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a101-5eed-4000-8000-000000000001",hpc_job="77"`, " 1")
+	w.checkScrape("hpc_jobs", `nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",hpc_job="1235"`, " 1")
+}
+
 // TestGoldenUnknownOwners covers no kubelet, and then a kubelet that has just started: readings are exported, with labels of known owners,
 // and no device counts as idle.
 func TestGoldenUnknownOwners(t *testing.T) {
