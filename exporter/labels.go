@@ -2,13 +2,13 @@ package exporter
 
 import (
 	"cmp"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/text"
 	dto "github.com/prometheus/client_model/go"
 )
 
@@ -76,7 +76,7 @@ func podLabels(kubeLabels []device.Label) []device.Label {
 	var labels []device.Label
 	seen := map[string]bool{}
 	for _, l := range kubeLabels {
-		name := "label_" + snakeCase(l.Name)
+		name := "label_" + text.SnakeCase(l.Name)
 		for plain, n := name, 2; seen[name]; n++ { // a pod may have a label with the number as well
 			name = plain + "_conflict" + strconv.Itoa(n)
 		}
@@ -84,16 +84,6 @@ func podLabels(kubeLabels []device.Label) []device.Label {
 		labels = append(labels, device.Label{Name: name, Value: l.Value})
 	}
 	return labels
-}
-
-var (
-	invalidLabelChar = regexp.MustCompile(`[^a-zA-Z0-9_]`)
-	wordStart        = regexp.MustCompile(`([a-z0-9])([A-Z])`)
-)
-
-// snakeCase returns "node_pool" for "node-pool" and for "nodePool".
-func snakeCase(name string) string {
-	return strings.ToLower(wordStart.ReplaceAllString(invalidLabelChar.ReplaceAllString(name, "_"), "${1}_$2"))
 }
 
 // labelPairs returns pairs ordered by name, which take over the labels. Values come from drivers and the kubelet: a

@@ -33,6 +33,17 @@ func JoinFirst(names []string) string {
 	return strings.Join(names, ", ")
 }
 
+var (
+	invalidLabelChar = regexp.MustCompile(`[^a-zA-Z0-9_]`)
+	wordStart        = regexp.MustCompile(`([a-z0-9])([A-Z])`)
+)
+
+// SnakeCase returns a Kubernetes label as kube-state-metrics names it:
+// "node_pool" for "node-pool" and for "nodePool".
+func SnakeCase(name string) string {
+	return strings.ToLower(wordStart.ReplaceAllString(invalidLabelChar.ReplaceAllString(name, "_"), "${1}_$2"))
+}
+
 // Duration returns a duration of at least a second in one unit: "3 min".
 func Duration(d time.Duration) string {
 	const day = 24 * time.Hour

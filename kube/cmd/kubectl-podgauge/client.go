@@ -57,7 +57,7 @@ type client struct {
 
 func (c *client) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.namespace, "podgauge-namespace", "", "`namespace` of podgauge's pods (default all)")
-	f.StringVarP(&c.selector, "selector", "l", "app.kubernetes.io/name=podgauge", "`labels` of podgauge's pods")
+	f.StringVar(&c.selector, "podgauge-selector", "app.kubernetes.io/name=podgauge", "`labels` of podgauge's pods")
 	f.StringVar(&c.port, "port", "", "`port` of podgauge (default the container's port metrics, or "+defaultPort+")")
 	f.DurationVar(&c.timeout, "timeout", 10*time.Second,
 		"`time` to wait for each node; doctor and capture wait 1m unless set")
@@ -147,7 +147,7 @@ func (c *client) pods(ctx context.Context) ([]corev1.Pod, error) {
 		return nil, fmt.Errorf("list pods of podgauge: %w", err)
 	}
 	if len(list.Items) == 0 {
-		return nil, fmt.Errorf("no pod has the labels %s; set --selector and --podgauge-namespace", c.selector)
+		return nil, fmt.Errorf("no pod has the labels %s; set --podgauge-selector and --podgauge-namespace", c.selector)
 	}
 	running := map[string]bool{}
 	for i := range list.Items {
@@ -213,6 +213,15 @@ func clientCommand(command string, query url.Values) []string {
 		args = append(args, "--"+name+"="+query.Get(name))
 	}
 	return args
+}
+
+// namespaceOr returns a namespace or, if empty, that of the kubeconfig.
+func (c *client) namespaceOr(namespace string) (string, error) {
+	if namespace != "" {
+		return namespace, nil
+	}
+	namespace, _, err := c.flags.ToRawKubeConfigLoader().Namespace()
+	return namespace, err
 }
 
 // container returns podgauge's container, or the first.

@@ -18,6 +18,7 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
 
@@ -46,6 +47,9 @@ type fakeCluster struct {
 	nodes map[string]*fakeNode
 	done  chan struct{} // ends handlers that hang
 
+	otherPods []corev1.Pod         // pods in other namespaces than podgauge
+	created   map[string]time.Time // creation times of objects by path
+
 	mu       sync.Mutex
 	requests []string // paths requested from podgauge
 }
@@ -56,6 +60,13 @@ func newFakeCluster(t *testing.T, nodes map[string]*fakeNode) *fakeCluster {
 	mux.HandleFunc("GET /api/v1/pods", c.listPods)
 	mux.HandleFunc("GET /api/v1/namespaces/{namespace}/pods", c.listPods)
 	mux.HandleFunc("GET /api/v1/namespaces/podgauge/pods/{name}/proxy/{path...}", c.proxy)
+	mux.HandleFunc("GET /apis/{path...}", func(w http.ResponseWriter, r *http.Request) {
+		if at, ok := c.created[r.URL.Path]; ok {
+			writeJSON(w, http.StatusOK, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(at)}})
+			return
+		}
+		http.NotFound(w, r)
+	})
 	server := httptest.NewServer(mux)
 	c.url = server.URL
 	t.Cleanup(func() {
@@ -68,6 +79,11 @@ func newFakeCluster(t *testing.T, nodes map[string]*fakeNode) *fakeCluster {
 func (c *fakeCluster) listPods(w http.ResponseWriter, r *http.Request) {
 	list := corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}}
 	namespace := r.PathValue("namespace")
+	for _, p := range c.otherPods {
+		if selector, err := labels.Parse(r.FormValue("labelSelector")); err == nil && p.Namespace == namespace && selector.Matches(labels.Set(p.Labels)) {
+			list.Items = append(list.Items, p)
+		}
+	}
 	for name, n := range c.nodes {
 		if r.FormValue("labelSelector") != "app.kubernetes.io/name=podgauge" || namespace != "" && namespace != "podgauge" {
 			continue

@@ -68,6 +68,7 @@ func newRootCommand(c *client) *cobra.Command {
 		newIncidentsCommand(c),
 		c.command("nodes", "Show a line for each node, worst first", "  kubectl podgauge nodes -w", c.reportNodes),
 		newPodCommand(c),
+		newJobCommand(c),
 		newDoctorCommand(c),
 		newCaptureCommand(c),
 		&cobra.Command{

@@ -6,14 +6,12 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/cli"
-	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 )
 
 // podReport has the devices of a pod, from podgauge and Prometheus.
@@ -34,10 +32,8 @@ func newPodCommand(c *client) *cobra.Command {
 	r.prometheus.addFlags(f)
 	command.PreRunE = func(_ *cobra.Command, args []string) (err error) {
 		r.name = args[0]
-		if r.namespace == "" {
-			if r.namespace, _, err = c.flags.ToRawKubeConfigLoader().Namespace(); err != nil {
-				return err
-			}
+		if r.namespace, err = c.namespaceOr(r.namespace); err != nil {
+			return err
 		}
 		return r.prometheus.connect()
 	}
@@ -45,15 +41,7 @@ func newPodCommand(c *client) *cobra.Command {
 }
 
 func (r *podReport) run(ctx context.Context, c *client) (result, error) {
-	query := url.Values{"namespace": {r.namespace}, "pod": {r.name}, "limit": {strconv.Itoa(api.MaxLimit)}}
-	answers, err := askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (_ *podAnswer, err error) {
-		a := new(podAnswer)
-		if a.incidents, err = get[api.IncidentsResponse](ctx, c, p, "incidents", query); err != nil {
-			return nil, err
-		}
-		a.devices, err = get[api.DevicesResponse](ctx, c, p, "status", nil)
-		return a, err
-	})
+	answers, err := askFaults(ctx, c, url.Values{"namespace": {r.namespace}, "pod": {r.name}})
 	if err != nil && !r.prometheus.given() {
 		return result{}, err
 	}
@@ -64,11 +52,11 @@ func (r *podReport) run(ctx context.Context, c *client) (result, error) {
 	records := []podRecord{}
 	for _, a := range answers {
 		if a.Response != nil {
-			records = append(records, r.recordsOf(a.Node, a.Response)...)
+			records = append(records, recordsOf(a.Node, a.Response, r)...)
 		}
 	}
 	if r.prometheus.given() {
-		past, err := r.prometheus.records(ctx, c.timeout, r.namespace, r.name, answers)
+		past, err := r.prometheus.records(ctx, c.timeout, r.namespace, []string{r.name}, answers)
 		if err != nil {
 			res.failed = append(res.failed, "Prometheus: "+err.Error())
 		}
@@ -84,77 +72,12 @@ func (r *podReport) run(ctx context.Context, c *client) (result, error) {
 	return res, nil
 }
 
-// recordsOf returns the records of a node: a record for each fault, and for
-// each device without a fault.
-func (r *podReport) recordsOf(node string, a *podAnswer) (records []podRecord) {
-	type key struct {
-		id        device.ID
-		container string
-	}
-	faulted, ended := map[key]bool{}, map[string]string{}
-	for i := range a.incidents.Incidents {
-		inc := &a.incidents.Incidents[i]
-		for _, affected := range inc.Affected {
-			if affected.Namespace != r.namespace || affected.Pod != r.name {
-				continue
-			}
-			id, profile := inc.DeviceOf(affected), inc.Profile
-			for _, mig := range inc.MIGDevices {
-				if mig.Device == id {
-					profile = mig.Profile
-				}
-			}
-			faulted[key{id, affected.Container}] = true
-			ended[affected.Container] = cmp.Or(ended[affected.Container], api.TerminationText(affected.Termination))
-			record := podRecord{
-				Node:       node,
-				Device:     id,
-				GPU:        strings.TrimSpace(strconv.Itoa(inc.Index) + " " + profile),
-				Container:  affected.Container,
-				Fault:      inc.Reason,
-				FaultAt:    new(inc.LastOf(affected)),
-				HealthThen: cli.OutcomeText(a.incidents.At, inc),
-				Xid:        inc.Xid,
-				Action:     inc.PendingAction(),
-				Ended:      api.TerminationText(affected.Termination),
-				HealthNow:  "gone",
-				Source:     "podgauge",
-			}
-			record.setNow(a.devices, r)
-			records = append(records, record)
-		}
-	}
-	for i := range a.devices.Devices {
-		d := &a.devices.Devices[i]
-		for _, o := range slices.Concat(d.Owners, d.PastOwners) {
-			if o.Namespace == r.namespace && o.Pod == r.name && !faulted[key{d.ID, o.Container}] {
-				record := podRecord{
-					Node: node, Device: d.ID, GPU: cli.DeviceNumber(d), Container: o.Container,
-					Source: "podgauge",
-				}
-				record.setNow(a.devices, r)
-				if !record.Allocated { // otherwise a fault affected an earlier container
-					record.Ended = ended[o.Container]
-				}
-				records = append(records, record)
-			}
-		}
-	}
-	return records
+func (r *podReport) hasOwner(o allocation.Owner) bool {
+	return o.Namespace == r.namespace && o.Pod == r.name
 }
 
-// setNow sets the current state of the device.
-func (p *podRecord) setNow(devices *api.DevicesResponse, r *podReport) {
-	for i := range devices.Devices {
-		d := &devices.Devices[i]
-		if d.ID != p.Device {
-			continue
-		}
-		p.GPU, p.HealthNow, p.ReasonNow = cli.DeviceNumber(d), d.Health, cli.ReasonText(d)
-		p.Allocated = slices.ContainsFunc(d.Owners, func(o api.OwnerJSON) bool {
-			return o.Namespace == r.namespace && o.Pod == r.name && o.Container == p.Container
-		})
-	}
+func (r *podReport) hasAffected(_ *incident.Incident, c *incident.AffectedContainer) bool {
+	return r.hasOwner(c.Owner)
 }
 
 // mergeRecords adds the past records of Prometheus that no node has. A record

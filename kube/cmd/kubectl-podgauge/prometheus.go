@@ -4,13 +4,16 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	promapi "github.com/prometheus/client_golang/api"
 	promv1 "github.com/prometheus/client_golang/api/prometheus/v1"
@@ -69,15 +72,22 @@ func (s *promSource) connect() error {
 	return err
 }
 
-// records returns the faults and allocations of a pod. Nodes that answered have
+// records returns the faults and allocations of pods. Nodes that answered have
 // the current health.
-func (s *promSource) records(ctx context.Context, timeout time.Duration, namespace, pod string,
+func (s *promSource) records(ctx context.Context, timeout time.Duration, namespace string, pods []string,
 	answers []answer[podAnswer],
 ) ([]podRecord, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	q := promQuery{api: s.api, ctx: ctx, now: time.Now()}
-	owner := fmt.Sprintf("namespace=%q,pod=%q", namespace, pod)
+	owner := fmt.Sprintf("namespace=%q,pod=%q", namespace, pods[0])
+	if len(pods) > 1 {
+		quoted := make([]string, len(pods))
+		for i, pod := range pods {
+			quoted[i] = regexp.QuoteMeta(pod)
+		}
+		owner = fmt.Sprintf("namespace=%q,pod=~%q", namespace, strings.Join(quoted, "|"))
+	}
 	window := model.Duration(s.since).String()
 	faults := q.vector(q.now,
 		"last_over_time(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{%[1]s}[%[2]s]) or "+
@@ -90,7 +100,7 @@ func (s *promSource) records(ctx context.Context, timeout time.Duration, namespa
 	for _, sample := range faults {
 		record := newPromRecord(sample.Metric)
 		at := time.UnixMilli(int64(sample.Value * 1000))
-		record.Fault, record.FaultAt = string(sample.Metric["reason"]), &at
+		record.Fault, record.FaultAt, record.faultAt = string(sample.Metric["reason"]), &at, at
 		if code, found := strings.CutPrefix(record.Fault, "xid_"); found {
 			record.Xid, _ = strconv.ParseUint(code, 10, 64)
 		}
@@ -110,22 +120,61 @@ func (s *promSource) records(ctx context.Context, timeout time.Duration, namespa
 		}
 	}
 	for i := range records {
-		records[i].Ended = cmp.Or(endings[records[i].Container], endings[""])
+		own := endings[records[i].Pod]
+		records[i].Ended = cmp.Or(own[records[i].Container], own[""])
 		q.setNow(&records[i], answers)
 	}
 	return records, q.err
 }
 
+// jobRecords returns the records of the pods of a job, those that only
+// Prometheus knows included.
+func (s *promSource) jobRecords(ctx context.Context, timeout time.Duration, pods *jobPods, records []podRecord,
+	answers []answer[podAnswer],
+) ([]podRecord, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	owner, byLabel := pods.matchers()
+	window := model.Duration(s.since).String()
+	var series []string
+	if owner != "" {
+		series = append(series, fmt.Sprintf("last_over_time(kube_pod_owner{%s}[%s])", owner, window))
+	}
+	for _, matchers := range byLabel {
+		series = append(series, fmt.Sprintf("last_over_time(nvidia_gpu_allocation_info{%[1]s}[%[2]s]) or "+
+			"last_over_time(kube_pod_labels{%[1]s}[%[2]s])", matchers, window))
+	}
+	q := promQuery{api: s.api, ctx: ctx, now: time.Now()}
+	names := map[string]bool{}
+	for _, sample := range q.vector(q.now, "%s", strings.Join(series, " or ")) {
+		names[string(sample.Metric["pod"])] = true
+	}
+	for i := range pods.live {
+		names[pods.live[i].Name] = true
+	}
+	for i := range records {
+		names[records[i].Pod] = true
+	}
+	delete(names, "")
+	if len(names) == 0 || q.err != nil {
+		return nil, q.err
+	}
+	return s.records(ctx, timeout, pods.namespace, slices.Sorted(maps.Keys(names)), answers)
+}
+
 // newPromRecord returns a record with the device and container of a series.
 func newPromRecord(labels model.Metric) podRecord {
-	return podRecord{
+	record := podRecord{
 		Node:      string(cmp.Or(labels["node"], labels["instance"])),
 		Device:    device.ID(cmp.Or(labels["mig_uuid"], labels["uuid"])),
 		GPU:       string(labels["gpu"]),
-		Container: string(labels["container"]),
 		HealthNow: unknownHealth,
 		Source:    "prometheus",
 	}
+	record.setOwner(allocation.Owner{
+		Namespace: string(labels["namespace"]), Pod: string(labels["pod"]), Container: string(labels["container"]),
+	})
+	return record
 }
 
 // promQuery runs instant queries until the first error.
@@ -180,35 +229,42 @@ func (q *promQuery) setNow(p *podRecord, answers []answer[podAnswer]) {
 	}
 }
 
-// endings returns how containers ended, by name, from kube-state-metrics. The
-// empty name has the phase of the pod.
-func (q *promQuery) endings(owner, window string) map[string]string {
-	endings, phase := map[string]string{}, ""
+// endings returns how containers ended, by pod and container, from
+// kube-state-metrics. The empty container has the phase of the pod.
+func (q *promQuery) endings(owner, window string) map[string]map[string]string {
+	endings := map[string]map[string]string{}
+	of := func(m model.Metric) map[string]string {
+		pod := string(m["pod"])
+		if endings[pod] == nil {
+			endings[pod] = map[string]string{}
+		}
+		return endings[pod]
+	}
 	for _, sample := range q.vector(q.now,
 		"last_over_time(kube_pod_status_phase{%s,phase=~\"Failed|Succeeded\"}[%s]) > 0", owner, window) {
-		phase = string(sample.Metric["phase"])
+		of(sample.Metric)[""] = string(sample.Metric["phase"])
 	}
-	endings[""] = phase
-	add := func(container, text string) {
-		if endings[container] == "" {
-			endings[container] = phase
+	add := func(m model.Metric, text string) {
+		own, container := of(m), string(m["container"])
+		if own[container] == "" {
+			own[container] = own[""]
 		}
-		endings[container] = strings.TrimPrefix(endings[container]+", "+text, ", ")
+		own[container] = strings.TrimPrefix(own[container]+", "+text, ", ")
 	}
 	for _, family := range []string{
 		"kube_pod_container_status_terminated_reason",
 		"kube_pod_container_status_last_terminated_reason",
 	} {
 		for _, sample := range q.vector(q.now, "last_over_time(%s{%s}[%s]) > 0", family, owner, window) {
-			name, reason := string(sample.Metric["container"]), string(sample.Metric["reason"])
-			if !strings.Contains(endings[name], reason) {
-				add(name, string(sample.Metric["reason"]))
+			reason := string(sample.Metric["reason"])
+			if !strings.Contains(of(sample.Metric)[string(sample.Metric["container"])], reason) {
+				add(sample.Metric, reason)
 			}
 		}
 	}
 	for _, sample := range q.vector(q.now, "last_over_time(kube_pod_container_status_last_terminated_exitcode{%s}[%s])",
 		owner, window) {
-		add(string(sample.Metric["container"]), "exit "+sample.Value.String())
+		add(sample.Metric, "exit "+sample.Value.String())
 	}
 	return endings
 }

@@ -74,9 +74,9 @@ func newRemovedNode(now time.Time) *fakePrometheus {
 			{Metric: labels("uuid", "GPU-other", "gpu", "4", "container", "sidecar"), Value: 1},
 		},
 		"nvidia_gpu_unhealthy_info":                          {{Metric: labels("reason", "xid_79", "action", "reboot"), Value: 1}},
-		"kube_pod_status_phase":                              {{Metric: model.Metric{"phase": "Failed"}, Value: 1}},
-		"kube_pod_container_status_terminated_reason":        {{Metric: model.Metric{"container": "server", "reason": "Error"}, Value: 1}},
-		"kube_pod_container_status_last_terminated_exitcode": {{Metric: model.Metric{"container": "server"}, Value: 139}},
+		"kube_pod_status_phase":                              {{Metric: model.Metric{"pod": "llm-9", "phase": "Failed"}, Value: 1}},
+		"kube_pod_container_status_terminated_reason":        {{Metric: model.Metric{"pod": "llm-9", "container": "server", "reason": "Error"}, Value: 1}},
+		"kube_pod_container_status_last_terminated_exitcode": {{Metric: model.Metric{"pod": "llm-9", "container": "server"}, Value: 139}},
 	}}
 }
 
@@ -114,7 +114,7 @@ func TestPodOfBothSources(t *testing.T) {
 	past := newRemovedNode(time.Now())
 	for _, samples := range past.families {
 		for i := range samples {
-			samples[i].Metric["uuid"], samples[i].Metric["node"] = gpu1, "node-a"
+			samples[i].Metric["uuid"], samples[i].Metric["node"], samples[i].Metric["pod"] = gpu1, "node-a", "llm-0"
 		}
 	}
 	url, config := past.serve(t)

@@ -203,7 +203,7 @@ func TestTransports(t *testing.T) {
 		"other error":   {&fakeNode{serve: respond(418, "a  \n b")}, nil, "", cli.ExitError, "n: 418 I'm a teapot: a b (podgauge/podgauge-n)\n"},
 		"redirect":      {&fakeNode{serve: http.RedirectHandler("http://127.0.0.1:1/", http.StatusFound).ServeHTTP}, nil, "", cli.ExitError, "n: 302 Found: "},
 		"too long":      {&fakeNode{serve: respond(200, strings.Repeat(" ", maxResponseBytes+1))}, nil, "", cli.ExitError, "n: response larger than 33554432 bytes"},
-		"no pods":       {&fakeNode{}, []string{"-l=a=b"}, "", cli.ExitError, "error: no pod has the labels a=b; set --selector and --podgauge-namespace\n"},
+		"no pods":       {&fakeNode{}, []string{"--podgauge-selector=a=b"}, "", cli.ExitError, "error: no pod has the labels a=b; set --podgauge-selector and --podgauge-namespace\n"},
 		"argument":      {&fakeNode{}, []string{"x"}, "", cli.ExitUsage, "error: "},
 		"flag":          {&fakeNode{}, []string{"--no-such-flag"}, "", cli.ExitUsage, "error: unknown flag: --no-such-flag\n"},
 		"output":        {&fakeNode{}, []string{"-o=xml"}, "", cli.ExitUsage, `error: --output "xml": expected table, wide, json or yaml` + "\n"},

@@ -1,0 +1,275 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/allocation"
+	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/text"
+	"github.com/podgauge/podgauge/internal/xid"
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// The events of a job.
+const (
+	firstFault       = "first fault"       // of the hardware
+	laterFault       = "later fault"       // of the hardware
+	consequence      = "consequence"       // an error of software, or an end, after the first fault
+	applicationError = "application error" // before the first fault, or without one
+)
+
+// detectionDelay is the time by which a check may find a fault after the end of
+// a container that the fault caused. Times of containers have whole seconds.
+const detectionDelay = 6 * time.Second
+
+// jobReport has what happened to the devices of a job's pods, in order of time.
+type jobReport struct {
+	pods       jobPods
+	since      time.Duration // 0: since the creation of the job
+	prometheus promSource
+}
+
+// jobEvent is a fault of a device that affected a pod of the job, or the end of
+// a pod without one.
+type jobEvent struct {
+	At    time.Time `json:"at,omitzero"` // of the first event; zero: unknown
+	Event string    `json:"event"`
+	podRecord
+}
+
+// jobDocument is the JSON of the report.
+type jobDocument struct {
+	Namespace  string     `json:"namespace"`
+	Job        string     `json:"job"` // name or selector
+	Since      time.Time  `json:"since"`
+	Pods       int        `json:"pods"`
+	Nodes      int        `json:"nodes"`
+	Summary    []string   `json:"summary"`
+	FirstFault *jobEvent  `json:"first_fault,omitempty"` // absent: no fault of the hardware
+	Events     []jobEvent `json:"events"`
+}
+
+func newJobCommand(c *client) *cobra.Command {
+	var r jobReport
+	var selector string
+	command := c.command("job NAME | -l SELECTOR",
+		"Show the first fault that affected the pods of a job, and its consequences, also after the end of the pods",
+		"  kubectl podgauge job train -n research\n  kubectl podgauge job -l team=vision --since 24h",
+		func(ctx context.Context) (result, error) { return r.run(ctx, c) })
+	command.Long = command.Short + ".\n\nNAME is a Job, JobSet, LeaderWorkerSet, MPIJob or another job of Kubeflow, " +
+		"RayJob, RayCluster, another controller of pods, or the id of a Slurm job."
+	command.Args = cobra.MaximumNArgs(1)
+	f := command.Flags()
+	f.StringVarP(&r.pods.namespace, "namespace", "n", "", "`namespace` of the job (default that of the kubeconfig)")
+	f.StringVarP(&selector, "selector", "l", "",
+		"`labels` of the pods; of pods that are gone, those of podgauge's --metrics.labels-allowlist are known")
+	f.DurationVar(&r.since, "since", 0,
+		"only events within this `duration` before now (default since the creation of the job, otherwise 168h)")
+	r.prometheus.addFlags(f)
+	command.PreRunE = func(_ *cobra.Command, args []string) (err error) {
+		if (len(args) == 1) == (selector != "") {
+			return errors.New("expected the name of a job, or --selector")
+		}
+		if r.pods.name = strings.Join(args, ""); selector != "" {
+			if r.pods.selector, err = labels.Parse(selector); err != nil {
+				return fmt.Errorf("--selector: %w", err)
+			}
+		}
+		if r.since < 0 {
+			return fmt.Errorf("--since %s: expected a positive duration", r.since)
+		}
+		if r.pods.namespace, err = c.namespaceOr(r.pods.namespace); err != nil {
+			return err
+		}
+		return r.prometheus.connect()
+	}
+	return command
+}
+
+func (r *jobReport) run(ctx context.Context, c *client) (result, error) {
+	var res result
+	begin := time.Now().Add(-cmp.Or(r.since, 7*24*time.Hour))
+	if created := r.pods.created(ctx, c); r.since == 0 && !created.IsZero() {
+		begin = created
+	}
+	if err := r.pods.list(ctx, c); err != nil {
+		res.failed = append(res.failed, err.Error()) // incidents still name the pods
+	}
+	answers, err := askFaults(ctx, c, url.Values{"since": {begin.UTC().Format(time.RFC3339)}})
+	if err != nil && !r.prometheus.given() {
+		return result{}, err
+	} else if err != nil {
+		res.failed = append(res.failed, err.Error())
+	}
+	res.failed = append(res.failed, failedNodes(answers)...)
+	var records []podRecord
+	for _, a := range answers {
+		if a.Response != nil {
+			records = append(records, recordsOf(a.Node, a.Response, &r.pods)...)
+			records = append(records, r.pods.unownedFaults(a.Node, a.Response)...)
+		}
+	}
+	if r.prometheus.given() {
+		past, err := r.prometheus.jobRecords(ctx, c.timeout, &r.pods, records, answers)
+		if err != nil {
+			res.failed = append(res.failed, "Prometheus: "+err.Error())
+		}
+		records = mergeRecords(records, past)
+	}
+	document := r.newDocument(begin, records)
+	if document.Pods == 0 && len(document.Events) == 0 {
+		hint := ""
+		if !r.prometheus.given() {
+			hint = "; for pods of deleted nodes, set --prometheus"
+		}
+		res.failed = append(res.failed, document.title()+": no pod, and no incident of one"+hint)
+	} else {
+		res.notes = document.Summary
+	}
+	res.document = document
+	res.table = func(wide bool) [][]string { return jobTable(document.Events, wide) }
+	return res, nil
+}
+
+// newDocument orders the faults and ends of the pods.
+func (r *jobReport) newDocument(begin time.Time, records []podRecord) *jobDocument {
+	d := &jobDocument{
+		Namespace: r.pods.namespace, Job: r.pods.String(), Since: begin.UTC().Truncate(time.Second), Events: []jobEvent{},
+	}
+	pods, nodes, faulted := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	ends, ended := r.pods.ends(), map[allocation.Owner]string{}
+	for _, end := range ends {
+		ended[end.owner] = end.Ended
+	}
+	for i := range r.pods.live {
+		pods[r.pods.live[i].Name] = true
+		nodes[r.pods.live[i].Spec.NodeName] = true
+	}
+	for _, record := range records {
+		switch {
+		case record.Fault == "":
+		case record.faultTime().Before(begin): // of an earlier job with the name
+			continue
+		default:
+			faulted[record.Pod] = true
+			record.Ended = cmp.Or(record.Ended, ended[record.owner])
+			d.Events = append(d.Events, jobEvent{At: record.faultAt, podRecord: record})
+		}
+		pods[record.Pod], nodes[record.Node] = true, true
+	}
+	for _, end := range append(ends, records...) {
+		failed := end.Ended != "" && !strings.HasPrefix(end.Ended, "Succeeded")
+		if end.Fault == "" && failed && !faulted[end.Pod] {
+			faulted[end.Pod] = true
+			d.Events = append(d.Events, jobEvent{At: end.faultAt, podRecord: end})
+		}
+	}
+	delete(pods, "") // an incident of a Slurm job on a node without Kubernetes
+	delete(nodes, "")
+	d.Pods, d.Nodes = len(pods), len(nodes)
+	d.setEvents()
+	return d
+}
+
+// setEvents orders and names the events. Without a fault of the hardware before
+// them, ends are no consequences, and left out.
+func (d *jobDocument) setEvents() {
+	slices.SortStableFunc(d.Events, func(a, b jobEvent) int {
+		if a.At.IsZero() != b.At.IsZero() { // the unknown last
+			return b.At.Compare(a.At)
+		}
+		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Pod, b.Pod))
+	})
+	var firstAt time.Time
+	if i := slices.IndexFunc(d.Events, jobEvent.isHardware); i >= 0 {
+		firstAt = d.Events[i].At
+	}
+	d.Events = slices.DeleteFunc(d.Events, func(e jobEvent) bool {
+		before := !e.At.IsZero() && e.At.Before(firstAt.Add(-detectionDelay))
+		return e.Fault == "" && (firstAt.IsZero() || before)
+	})
+	for i := range d.Events {
+		e := &d.Events[i]
+		switch {
+		case e.isHardware() && d.FirstFault == nil:
+			e.Event, d.FirstFault = firstFault, e
+		case e.isHardware():
+			e.Event = laterFault
+		case d.FirstFault != nil || e.Fault == "":
+			e.Event = consequence
+		default:
+			e.Event = applicationError
+		}
+	}
+	d.Summary = d.summary()
+}
+
+// isHardware reports whether the event is a fault of the hardware: neither an
+// error of software nor an operator's decision.
+func (e jobEvent) isHardware() bool {
+	return e.Fault != "" && e.Fault != device.ReasonRetired && !xid.BySoftware(e.Fault)
+}
+
+func (d *jobDocument) title() string { return d.Namespace + "/" + d.Job }
+
+// summary returns the answer in words.
+func (d *jobDocument) summary() []string {
+	size := text.Plural(d.Pods, "pod") + " on " + text.Plural(d.Nodes, "node")
+	if d.FirstFault == nil {
+		line := fmt.Sprintf("%s: no fault of the hardware affected %s", d.title(), size)
+		if len(d.Events) > 0 {
+			line += ", but " + text.Plural(len(d.Events), "application error")
+		}
+		return []string{line}
+	}
+	f := d.FirstFault
+	action := "none pending"
+	if f.Action != "" {
+		action = xid.Action(f.Action)
+	}
+	return []string{
+		fmt.Sprintf("%s: %s; the first fault is of GPU %s on node %s, %s",
+			d.title(), size, f.GPU, f.Node, cli.Ago(time.Now(), f.At)),
+		fmt.Sprintf("cause: %s (%s)", xid.Reason(f.Fault), f.Device),
+		fmt.Sprintf("action: %s; the GPU is %s now", action, f.HealthNow),
+	}
+}
+
+func jobTable(events []jobEvent, wide bool) [][]string {
+	if len(events) == 0 {
+		return nil
+	}
+	rows := [][]string{{"WHEN", "EVENT", "NODE", "GPU", "POD", "CONTAINER", "FAULT", "HEALTH NOW", "ACTION", "ENDED"}}
+	if wide {
+		rows[0] = append(rows[0], "HEALTH THEN", "XID", "HPC JOBS", "UUID", "SOURCE")
+	}
+	now := time.Now()
+	for i := range events {
+		e := &events[i]
+		row := []string{
+			cli.Ago(now, e.At), e.Event, e.Node, e.GPU, e.Pod, e.Container, e.Fault, e.HealthNow, e.Action, e.Ended,
+		}
+		if wide {
+			number := ""
+			if e.Xid > 0 {
+				number = strconv.FormatUint(e.Xid, 10)
+			}
+			row = append(row, e.HealthThen, number, strings.Join(e.HPCJobs, ","), string(e.Device), e.Source)
+		}
+		for i := range row {
+			row[i] = cmp.Or(row[i], "-")
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
