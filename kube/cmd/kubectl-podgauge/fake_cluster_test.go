@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"flag"
 	"net/http"
@@ -45,8 +46,10 @@ type fakeCluster struct {
 	t     *testing.T
 	url   string
 	nodes map[string]*fakeNode
+	mux   *http.ServeMux
 	done  chan struct{} // ends handlers that hang
 
+	ctx       context.Context      // of the commands; nil: that of the test
 	otherPods []corev1.Pod         // pods in other namespaces than podgauge
 	created   map[string]time.Time // creation times of objects by path
 
@@ -57,6 +60,7 @@ type fakeCluster struct {
 func newFakeCluster(t *testing.T, nodes map[string]*fakeNode) *fakeCluster {
 	c := &fakeCluster{t: t, nodes: nodes, done: make(chan struct{})}
 	mux := http.NewServeMux()
+	c.mux = mux
 	mux.HandleFunc("GET /api/v1/pods", c.listPods)
 	mux.HandleFunc("GET /api/v1/namespaces/{namespace}/pods", c.listPods)
 	mux.HandleFunc("GET /api/v1/namespaces/podgauge/pods/{name}/proxy/{path...}", c.proxy)
@@ -152,7 +156,11 @@ func (c *fakeCluster) run(change func(*client), args ...string) (stdout, stderr 
 	if change != nil {
 		change(command)
 	}
-	status = run(c.t.Context(), command, append([]string{"--kubeconfig=" + os.DevNull, "--server=" + c.url, "--timeout=2s"}, args...))
+	ctx := c.ctx
+	if ctx == nil {
+		ctx = c.t.Context()
+	}
+	status = run(ctx, command, append([]string{"--kubeconfig=" + os.DevNull, "--server=" + c.url, "--timeout=2s"}, args...))
 	return out.String(), errs.String(), status
 }
 

@@ -71,6 +71,7 @@ func newRootCommand(c *client) *cobra.Command {
 		newJobCommand(c),
 		newDoctorCommand(c),
 		newCaptureCommand(c),
+		newBundleCommand(c),
 		&cobra.Command{
 			Use: "version", Short: "Print the version", Args: cobra.NoArgs, Run: func(c *cobra.Command, _ []string) {
 				fmt.Fprintln(c.OutOrStdout(), "kubectl-podgauge", version)
