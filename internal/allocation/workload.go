@@ -34,7 +34,7 @@ const (
 
 // Workload is what a pod is part of. It is immutable.
 type Workload struct {
-	Controller *Controller `json:"controller,omitempty"`
+	Controller Controller `json:"controller,omitzero"`
 	// Labels are the pod's JobLabels, and those on the allowlist.
 	Labels map[string]string `json:"labels,omitempty"`
 }
@@ -44,9 +44,7 @@ func (w *Workload) Equal(other *Workload) bool {
 	if w == nil || other == nil {
 		return w == other
 	}
-	sameController := w.Controller == other.Controller ||
-		w.Controller != nil && other.Controller != nil && *w.Controller == *other.Controller
-	return sameController && maps.Equal(w.Labels, other.Labels)
+	return w.Controller == other.Controller && maps.Equal(w.Labels, other.Labels)
 }
 
 // Label returns the value of a label; empty: none.

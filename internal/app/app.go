@@ -130,7 +130,10 @@ func (a *app) addAllocations() (err error) {
 		return err
 	}
 	if folder := a.o.Metrics.JobMappingDir; folder != "" {
-		a.tasks = append(a.tasks, hpcjobs.New(folder, &a.node.HPCJobs, a.logger("hpcjobs")).Run)
+		a.tasks = append(a.tasks, func(ctx context.Context) error {
+			hpcjobs.Follow(ctx, folder, &a.node.HPCJobs, a.logger("hpcjobs"))
+			return nil
+		})
 	}
 	a.components["podresources"] = a.podResources
 	a.components["pods"] = client

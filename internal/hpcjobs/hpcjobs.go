@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -51,40 +52,26 @@ type Mapping map[string][]string
 // Of returns the jobs of a device. The jobs of a GPU are not those of its MIG
 // devices.
 func (m Mapping) Of(d device.Device) []string {
-	jobs := m[string(d.ID)]
-	if d.WholeGPU() {
-		return append(jobs[:len(jobs):len(jobs)], m[strconv.Itoa(d.Index)]...)
+	name := strconv.Itoa(d.Index)
+	if !d.WholeGPU() {
+		name += "." + strconv.Itoa(d.GI)
 	}
-	return append(jobs[:len(jobs):len(jobs)], m[fmt.Sprintf("%d.%d", d.Index, d.GI)]...)
+	return slices.Concat(m[string(d.ID)], m[name])
 }
 
-// Reader reads the files of a folder, again and again.
-type Reader struct {
-	folder  string
-	mapping *pubsub.Value[Mapping]
-	log     *slog.Logger
-	logged  string // the newest error in the log
-}
-
-// New returns a Reader that publishes to mapping.
-func New(folder string, mapping *pubsub.Value[Mapping], log *slog.Logger) *Reader {
-	return &Reader{folder: folder, mapping: mapping, log: log}
-}
-
-// Run reads the folder until ctx is done. The folder may appear later. A change
-// of the files that cannot be read is one line in the log.
-func (r *Reader) Run(ctx context.Context) error {
-	for ctx.Err() == nil {
-		m, err := Read(r.folder)
-		text := fmt.Sprint(err)
-		if err != nil && text != r.logged {
-			r.log.Warn("cannot read HPC job mapping", "err", strings.ReplaceAll(text, "\n", "; "))
+// Follow reads the files of a folder until ctx is done. The folder may appear
+// later. A change of the files that cannot be read is one line in the log.
+func Follow(ctx context.Context, folder string, mapping *pubsub.Value[Mapping], log *slog.Logger) {
+	for logged := ""; ctx.Err() == nil; {
+		m, err := Read(folder)
+		text := strings.ReplaceAll(fmt.Sprint(err), "\n", "; ")
+		if err != nil && text != logged {
+			log.Warn("cannot read HPC job mapping", "err", text)
 		}
-		r.logged = text
-		r.mapping.Set(m)
+		logged = text
+		mapping.Set(m)
 		_ = retry.Sleep(ctx, retry.Aligned(readInterval)) // an error ends the loop
 	}
-	return nil
 }
 
 // Read returns the mapping of a folder. Files with other names are ignored.
@@ -134,9 +121,9 @@ func readFile(path string) ([]string, error) {
 	}
 	jobs, err := parse(content)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
+		err = fmt.Errorf("read %s: %w", path, err)
 	}
-	return jobs, nil
+	return jobs, err
 }
 
 // parse returns the ids in a file. A 0 is no id: some prologs write it for a

@@ -67,17 +67,19 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestRun checks that a change is published within seconds, also of a folder
+// TestFollow checks that a change is published within seconds, also of a folder
 // that appears later, and that a bad file costs one line in the log.
-func TestRun(t *testing.T) {
+func TestFollow(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "jobs")
 	synctest.Test(t, func(t *testing.T) {
 		var published pubsub.Value[hpcjobs.Mapping]
 		var log bytes.Buffer
-		r := hpcjobs.New(folder, &published, slog.New(slog.NewTextHandler(&log, nil)))
 		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- r.Run(ctx) }()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			hpcjobs.Follow(ctx, folder, &published, slog.New(slog.NewTextHandler(&log, nil)))
+		}()
 		jobs := func() string {
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
@@ -99,7 +101,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("the next job: got %s", got)
 		}
 		cancel()
-		require.NoError(t, <-ended)
+		<-ended
 		if got := strings.Count(log.String(), "\n"); got != 2 {
 			t.Errorf("log: got %s, want a line without the folder, and one for the file", log.String())
 		}

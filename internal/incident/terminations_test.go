@@ -105,7 +105,7 @@ func TestUnknownTermination(t *testing.T) {
 func TestWorkload(t *testing.T) {
 	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
 		s.script("own a A; xid 31 a; 1s")
-		w := &allocation.Workload{Controller: &allocation.Controller{Kind: "Job", Name: "train-0"}, Labels: map[string]string{"team": "blue"}}
+		w := &allocation.Workload{Controller: allocation.Controller{Kind: "Job", Name: "train-0"}, Labels: map[string]string{"team": "blue"}}
 		s.setTermination("A", allocation.Termination{PodUID: "a", PodPhase: "Running", Workload: w})
 		if got := s.incidents()[0].Affected[0]; !got.Workload.Equal(w) || got.UID != "a" {
 			t.Errorf("got %+v", got)

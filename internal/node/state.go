@@ -21,7 +21,7 @@ type State struct {
 	Driver      pubsub.Value[device.Driver]       // by health.Monitor
 	Allocations pubsub.Value[allocation.Snapshot] // by podresources.Client
 	Pods        pubsub.Value[pods.Pods]           // by pods.Client
-	HPCJobs     pubsub.Value[hpcjobs.Mapping]     // by hpcjobs.Reader
+	HPCJobs     pubsub.Value[hpcjobs.Mapping]     // by hpcjobs.Follow
 	Incidents   pubsub.Value[incident.Snapshot]   // by incident.Log
 	StateFile   pubsub.Value[state.WriteStatus]   // by state.Store
 	Rules       pubsub.Value[plugin.Rules]        // of the device plugin

@@ -148,33 +148,26 @@ func (e *watchEvent) setPod(p *podpb.Pod) error {
 
 // workloadOf returns the controller of a pod, and the labels for incidents.
 func (e *watchEvent) workloadOf(m *podpb.ObjectMeta) *allocation.Workload {
-	w := &allocation.Workload{}
+	w := &allocation.Workload{Labels: map[string]string{}}
 	for _, o := range m.GetOwnerReferences() {
 		if o.GetController() {
-			w.Controller = &allocation.Controller{Kind: clean(o.GetKind()), Name: clean(o.GetName())}
+			w.Controller = allocation.Controller{Kind: clean(o.GetKind()), Name: clean(o.GetName())}
 		}
 	}
 	left := maxWorkloadBytes
 	add := func(name, value string) {
-		size := len(name) + len(value)
-		if value == "" || size > left {
-			return
+		if size := len(name) + len(value); value != "" && w.Labels[name] == "" && size <= left {
+			w.Labels[name] = value
+			left -= size
 		}
-		if w.Labels == nil {
-			w.Labels = map[string]string{}
-		}
-		w.Labels[name] = value
-		left -= size
 	}
 	for _, name := range append(allocation.JobLabels[:], e.jobLabel) {
 		add(name, clean(m.GetLabels()[name]))
 	}
 	for _, l := range e.pod.Labels {
-		if w.Labels[l.Name] == "" {
-			add(l.Name, l.Value)
-		}
+		add(l.Name, l.Value)
 	}
-	if w.Controller == nil && w.Labels == nil {
+	if w.Controller == (allocation.Controller{}) && len(w.Labels) == 0 {
 		return nil
 	}
 	return w

@@ -120,7 +120,7 @@ func TestDecodeFixtures(t *testing.T) {
 		Created: time.Date(2026, 9, 1, 8, 0, 0, 0, time.UTC).Local(),
 		Labels:  []device.Label{{Name: "team", Value: "team-a"}}, Containers: p.Containers,
 		Workload: &allocation.Workload{
-			Controller: &allocation.Controller{Kind: "ReplicaSet", Name: "owner"}, Labels: map[string]string{"team": "team-a"},
+			Controller: allocation.Controller{Kind: "ReplicaSet", Name: "owner"}, Labels: map[string]string{"team": "team-a"},
 		},
 	}
 	if err != nil || !reflect.DeepEqual(p, want) {
@@ -248,7 +248,7 @@ func TestWorkload(t *testing.T) {
 		if w == nil {
 			w = &allocation.Workload{}
 		}
-		if w.Controller != nil {
+		if w.Controller.Name != "" {
 			controller = w.Controller.Kind + "/" + w.Controller.Name
 		}
 		all := fmt.Sprint(w.Labels)

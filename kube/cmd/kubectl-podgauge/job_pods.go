@@ -115,7 +115,7 @@ func (j *jobPods) hasWorkload(w *allocation.Workload) bool {
 			return true
 		}
 	}
-	return w.Controller != nil && w.Controller.Name == j.name
+	return w.Controller.Name == j.name
 }
 
 // rayClusterSuffix is the generated part of the name of a RayJob's RayCluster

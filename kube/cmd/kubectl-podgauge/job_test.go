@@ -53,7 +53,7 @@ func newJobCluster(t *testing.T) (c *fakeCluster, now time.Time) {
 	a, b := healthyNode(now), healthyNode(now)
 	a.devices.Devices = []api.DeviceJSON{newDevice(gpu1, gpu1, 1)}
 	a.devices.Devices[0].Health = "unhealthy"
-	w := &allocation.Workload{Controller: &allocation.Controller{Kind: "Job", Name: "train-workers-0"}, Labels: map[string]string{jobSetLabel: "train"}}
+	w := &allocation.Workload{Controller: allocation.Controller{Kind: "Job", Name: "train-workers-0"}, Labels: map[string]string{jobSetLabel: "train"}}
 	a.affect(at(24*60), gpu1, "xid_48", "reset_gpu", "train-0", w).RecoveredAt = new(at(20 * 60))
 	exit := int32(139)
 	a.affect(at(10), gpu1, "xid_79", "reboot", "train-0", w).Affected[0].Termination = &incident.PodTermination{Phase: "Failed", Reason: "Error", ExitCode: &exit}
@@ -105,7 +105,7 @@ func TestJob(t *testing.T) {
 // TestJobSelection finds the same fault by the other names of a job.
 func TestJobSelection(t *testing.T) {
 	for name, w := range map[string]*allocation.Workload{
-		"job by controller": {Controller: &allocation.Controller{Kind: "Job", Name: "j"}},
+		"job by controller": {Controller: allocation.Controller{Kind: "Job", Name: "j"}},
 		"job by label":      {Labels: map[string]string{"batch.kubernetes.io/job-name": "j"}},
 		"MPIJob":            {Labels: map[string]string{"training.kubeflow.org/job-name": "j"}},
 		"LeaderWorkerSet":   {Labels: map[string]string{"leaderworkerset.sigs.k8s.io/name": "j"}},
