@@ -61,37 +61,26 @@ func (r *bugReport) run(ctx context.Context, c *client, podgauge *corev1.Pod) (r
 			err = errors.Join(err, fmt.Errorf("delete debug pod: %w", deleteErr))
 		}
 	}()
-	status := corev1.PodStatus{}
+	state := "" // of the pod
 	err = wait.PollUntilContextTimeout(ctx, time.Second, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
 		newest, err := pods.Get(ctx, p.Name, metav1.GetOptions{})
-		if err != nil {
-			return false, err
+		state = string(newest.Status.Phase)
+		for _, c := range newest.Status.ContainerStatuses {
+			if c.State.Waiting != nil {
+				state = c.State.Waiting.Reason
+			}
 		}
-		status = newest.Status
-		return status.Phase != "" && status.Phase != corev1.PodPending, nil
+		return newest.Status.Phase != "" && newest.Status.Phase != corev1.PodPending, err
 	})
-	if err != nil || status.Phase != corev1.PodRunning {
-		return nil, fmt.Errorf("start debug pod: %w", errors.Join(err, errors.New(describePod(&status))))
+	if err != nil {
+		return nil, fmt.Errorf("start debug pod: pod is %s: %w", state, err)
 	}
 	return c.runInPod(ctx, p, []string{"chroot", "/driver", "sh", "-c", bugReportScript})
 }
 
-// describePod returns the phase of a pod and the reason, as far as known.
-func describePod(s *corev1.PodStatus) string {
-	line := "pod is " + string(s.Phase) + " " + s.Reason
-	for _, c := range s.ContainerStatuses {
-		if c.State.Waiting != nil {
-			line += " " + c.State.Waiting.Reason
-		}
-	}
-	return line
-}
-
 func (r *bugReport) pod(node string) *corev1.Pod {
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			GenerateName: "podgauge-bug-report-", Labels: map[string]string{"app.kubernetes.io/name": "podgauge-bug-report"},
-		},
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "podgauge-bug-report-"},
 		Spec: corev1.PodSpec{
 			NodeName: node, HostPID: true, RestartPolicy: corev1.RestartPolicyNever,
 			ActiveDeadlineSeconds:        new(int64(maxBugReportTime / time.Second)),

@@ -47,8 +47,8 @@ func newBundleCommand(c *client) *cobra.Command {
 	var b bundle
 	command := &cobra.Command{
 		Use: "bundle NODE [GPU]", Short: "Write an archive on a node, or on a GPU of the node, for a repair (RMA)",
-		Long: "Write an archive on a node, or on a GPU of the node, for a repair (RMA): a summary, devices, incidents,\n" +
-			"allocations, metrics, doctor, logs and versions. Secrets are left out.",
+		Long: "Write an archive on a node, or on a GPU of the node, for a repair (RMA): a summary, devices,\n" +
+			"incidents, allocations, metrics, doctor, logs and versions. Secrets are left out.",
 		Example: "  kubectl podgauge bundle node-a 3\n" +
 			"  kubectl podgauge bundle node-a --bug-report --image=busybox --driver-root=/run/nvidia/driver",
 		Args: cobra.RangeArgs(1, 2), PreRun: c.waitLonger,
@@ -217,20 +217,19 @@ func (b *bundle) summary(now time.Time, image string) string {
 	devices := [][]string{{"GPU", "MODEL", "SERIAL", "VBIOS", "DRIVER", "PCI", "HEALTH", "REASON", "ACTION", "UUID"}}
 	for i := range b.devices.Devices {
 		d := &b.devices.Devices[i]
-		row := []string{
+		devices = append(devices, cells(
 			cli.DeviceNumber(d), cmp.Or(d.Profile, d.Model), d.InfoLabels["serial"], d.InfoLabels["vbios_version"],
-			d.InfoLabels["driver_version"], d.PCI, d.Health, xid.Reason(d.Reason), xid.Action(d.Action), string(d.ID),
-		}
-		for i := range row {
-			row[i] = cmp.Or(row[i], "-")
-		}
-		devices = append(devices, row)
+			d.InfoLabels["driver_version"], d.PCI, d.Health, xid.Reason(d.Reason), xid.Action(d.Action), string(d.ID)))
 	}
 	var page strings.Builder
 	versions := cli.FormatTable([][]string{
-		{"podgauge", image}, {"driver", cli.DriverText(b.devices)}, {"kernel", b.info.KernelVersion},
-		{"system", b.info.OSImage}, {"architecture", b.info.Architecture}, {"machine", b.info.SystemUUID},
-		{"kubelet", b.info.KubeletVersion}, {"container runtime", b.info.ContainerRuntimeVersion},
+		cells("podgauge", image),
+		cells("driver", cli.DriverText(b.devices)),
+		cells("kernel", b.info.KernelVersion),
+		cells("system", b.info.OSImage),
+		cells("machine", b.info.SystemUUID),
+		cells("kubelet", b.info.KubeletVersion),
+		cells("container runtime", b.info.ContainerRuntimeVersion),
 	})
 	fmt.Fprintf(&page, "# %s, %s\n\nBy kubectl-podgauge %s.\n\n## Node\n\n```\n%s```\n",
 		subject, now.Format(time.RFC3339), version, versions)

@@ -269,7 +269,8 @@ func (c *client) proxyRequest(ctx context.Context, scheme string, p *corev1.Pod,
 	}
 	name := utilnet.JoinSchemeNamePort(scheme, p.Name, cmp.Or(port, defaultPort))
 	apiPath := map[string]string{
-		"status": api.DevicesPath, "incidents": api.IncidentsPath, "allocations": api.AllocationsPath, "metrics": "/metrics",
+		"status": api.DevicesPath, "incidents": api.IncidentsPath, "allocations": api.AllocationsPath,
+		"metrics": "/metrics",
 	}[command]
 	u := c.kube.CoreV1().RESTClient().Get().Namespace(p.Namespace).Resource("pods").Name(name).
 		SubResource("proxy").Suffix(apiPath).URL()

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -143,9 +142,7 @@ func (r *jobReport) run(ctx context.Context, c *client) (result, error) {
 
 // newDocument orders the faults and ends of the pods.
 func (r *jobReport) newDocument(begin time.Time, records []podRecord) *jobDocument {
-	d := &jobDocument{
-		Namespace: r.pods.namespace, Job: r.pods.String(), Since: begin.UTC().Truncate(time.Second), Events: []jobEvent{},
-	}
+	d := &jobDocument{Namespace: r.pods.namespace, Job: r.pods.String(), Since: begin.UTC(), Events: []jobEvent{}}
 	pods, nodes, faulted := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	ends, ended := r.pods.ends(), map[allocation.Owner]string{}
 	for _, end := range ends {
@@ -260,16 +257,9 @@ func jobTable(events []jobEvent, wide bool) [][]string {
 			cli.Ago(now, e.At), e.Event, e.Node, e.GPU, e.Pod, e.Container, e.Fault, e.HealthNow, e.Action, e.Ended,
 		}
 		if wide {
-			number := ""
-			if e.Xid > 0 {
-				number = strconv.FormatUint(e.Xid, 10)
-			}
-			row = append(row, e.HealthThen, number, strings.Join(e.HPCJobs, ","), string(e.Device), e.Source)
+			row = append(row, e.HealthThen, xidCell(e.Xid), strings.Join(e.HPCJobs, ","), string(e.Device), e.Source)
 		}
-		for i := range row {
-			row[i] = cmp.Or(row[i], "-")
-		}
-		rows = append(rows, row)
+		rows = append(rows, cells(row...))
 	}
 	return rows
 }

@@ -188,7 +188,7 @@ func (j *jobPods) matchers() (owner string, byLabel []string) {
 		}
 		return fmt.Sprintf("%s,owner_name=%q", namespace, j.name), byLabel
 	}
-	all := namespace
+	matchers := []string{namespace}
 	requirements, _ := j.selector.Requirements()
 	for _, r := range requirements {
 		operator, value := "=~", ".+"
@@ -205,7 +205,7 @@ func (j *jobPods) matchers() (owner string, byLabel []string) {
 			}
 			value = strings.Join(quoted, "|")
 		}
-		all += fmt.Sprintf(",label_%s%s%q", text.SnakeCase(r.Key()), operator, value)
+		matchers = append(matchers, fmt.Sprintf("label_%s%s%q", text.SnakeCase(r.Key()), operator, value))
 	}
-	return "", []string{all}
+	return "", []string{strings.Join(matchers, ",")}
 }

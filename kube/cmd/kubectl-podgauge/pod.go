@@ -5,7 +5,6 @@ import (
 	"context"
 	"net/url"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/allocation"
@@ -107,24 +106,18 @@ func podTable(records []podRecord, wide bool) [][]string {
 	now := time.Now()
 	for i := range records {
 		p := &records[i]
-		allocated, xid := "no", ""
+		allocated := "no"
 		if p.Allocated {
 			allocated = "yes"
 		}
-		if p.Xid > 0 {
-			xid = strconv.FormatUint(p.Xid, 10)
-		}
 		row := []string{
 			p.Node, p.GPU, p.Container, allocated, p.HealthNow, p.Fault, cli.Ago(now, p.faultTime()),
-			p.HealthThen, xid, p.Action, p.Ended,
+			p.HealthThen, xidCell(p.Xid), p.Action, p.Ended,
 		}
 		if wide {
 			row = append(row, p.ReasonNow, string(p.Device), p.Source)
 		}
-		for i := range row {
-			row[i] = cmp.Or(row[i], "-")
-		}
-		rows = append(rows, row)
+		rows = append(rows, cells(row...))
 	}
 	return rows
 }

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/text"
@@ -100,6 +103,19 @@ func encode(document any, out cli.Output) (string, error) {
 		return "", err
 	}
 	return out.Document(append(body, '\n'))
+}
+
+// cells returns a row of a table, whose empty cells have a dash.
+func cells(row ...string) []string {
+	for i := range row {
+		row[i] = cmp.Or(row[i], "-")
+	}
+	return row
+}
+
+// xidCell returns the number of an Xid; empty: none.
+func xidCell(number uint64) string {
+	return strings.TrimPrefix(strconv.FormatUint(number, 10), "0")
 }
 
 // failedNodes returns a line for each node without a response.
