@@ -245,7 +245,7 @@ func TestGoldenPodLabels(t *testing.T) {
 }
 
 // TestGoldenHPCJobs covers a GPU with two jobs of mapping files, one whose pod has a label with its job, and one without a job, also in the
-// names of dcgm-exporter.
+// names of dcgm-exporter; and an incident with both.
 func TestGoldenHPCJobs(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -256,11 +256,17 @@ func TestGoldenHPCJobs(t *testing.T) {
 		"--metrics.set=none", "--metrics.include=nvidia_gpu_allocation_info", "--metrics.dcgm", "--metrics.exclude=DCGM_FI_PROF_*,DCGM_FI_DEV_[A-FH-Z]*")
 	w.waitAllocatable(gpuResource, 3)
 	worker := gpuPod("slurm", "worker-0", 2)
-	worker.Labels = map[string]string{"slurm/job": "77"}
+	worker.Labels = map[string]string{"slurm/job": "77", "batch.kubernetes.io/job-name": "slurm", "private": "x"}
 	w.runPod(worker)
 	w.runPod(gpuPod("slurm", "worker-1", 1))
 	w.waitLine(`nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a101-5eed-4000-8000-000000000001",hpc_job="77"`, " 1")
 	w.checkScrape("hpc_jobs", `nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",hpc_job="1235"`, " 1")
+	w.machine.Fail(w.machine.AllocatableIDs()[0], "xid 79")
+	program.WaitUntil(t, "an incident with jobs and labels", func() bool {
+		_, body := w.getPath("/api/v1/incidents")
+		return strings.Contains(body, `"labels":{"batch.kubernetes.io/job-name":"slurm","slurm/job":"77"}`) &&
+			strings.Contains(body, `"hpc_jobs":["1234","1235"]`)
+	})
 }
 
 // TestGoldenUnknownOwners covers no kubelet, and then a kubelet that has just started: readings are exported, with labels of known owners,

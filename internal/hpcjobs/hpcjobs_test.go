@@ -17,6 +17,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/hpcjobs"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"go.uber.org/goleak"
 )
@@ -71,7 +72,7 @@ func TestRead(t *testing.T) {
 // that appears later, and that a bad file costs one line in the log.
 func TestFollow(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "jobs")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var published pubsub.Value[hpcjobs.Mapping]
 		var log bytes.Buffer
 		ctx, cancel := context.WithCancel(t.Context())

@@ -50,7 +50,8 @@ func (e *trackedIncident) isRepeatedBy(n *trackedIncident) bool {
 	return isMergeable(e) && isMergeable(n) &&
 		e.Device == n.Device && e.Reason == n.Reason && n.First.Sub(e.Last) <= repeatWindow &&
 		e.OwnersIncomplete == n.OwnersIncomplete && e.AffectedUnknown == n.AffectedUnknown &&
-		slices.Equal(e.HPCJobs, n.HPCJobs) && slices.Equal(e.deviceIDs, n.deviceIDs) && slices.Equal(e.workloads(), n.workloads())
+		slices.Equal(e.HPCJobs, n.HPCJobs) && slices.Equal(e.deviceIDs, n.deviceIDs) &&
+		slices.Equal(e.workloads(), n.workloads())
 }
 
 // absorb adds the events of an earlier incident. The newest of the earlier
