@@ -107,7 +107,7 @@ func TestWorkload(t *testing.T) {
 		s.script("own a A; xid 31 a; 1s")
 		w := &allocation.Workload{Controller: allocation.Controller{Kind: "Job", Name: "train-0"}, Labels: map[string]string{"team": "blue"}}
 		s.setTermination("A", allocation.Termination{PodUID: "a", PodPhase: "Running", Workload: w})
-		if got := s.incidents()[0].Affected[0]; !got.Equal(w) || got.UID != "a" {
+		if got := s.incidents()[0].Affected[0]; !w.Equal(got.Workload) || got.UID != "a" {
 			t.Errorf("got %+v", got)
 		}
 		content, err := json.Marshal(s.saved)
@@ -123,7 +123,7 @@ func TestWorkload(t *testing.T) {
 		}
 		s.setTermination("A", allocation.Termination{PodUID: "a", PodPhase: "Failed", PodEnded: true, Ended: true})
 		s.restart()
-		if got := s.incidents()[0].Affected[0]; !got.Equal(w) || got.Termination == nil {
+		if got := s.incidents()[0].Affected[0]; !w.Equal(got.Workload) || got.Termination == nil {
 			t.Errorf("after the end and a restart: got %+v", got)
 		}
 		var old []incident.AffectedContainer

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/cli"
@@ -35,12 +36,18 @@ type bundle struct {
 	file      string
 	bugReport bugReport
 
-	devices   *api.DevicesResponse
-	incidents *api.IncidentsResponse
+	devices   api.DevicesResponse // empty: unknown, as the next two
+	incidents api.IncidentsResponse
 	info      corev1.NodeSystemInfo
-	names     []string // of the files, after the summary
-	contents  [][]byte
-	missing   []string // what could not be obtained, and why
+	files     []bundleFile // after the summary
+}
+
+// bundleFile is a file of the archive, or the reason why it is missing.
+type bundleFile struct {
+	name    string
+	read    func(context.Context) ([]byte, error)
+	content []byte
+	err     error
 }
 
 func newBundleCommand(c *client) *cobra.Command {
@@ -79,12 +86,13 @@ func (b *bundle) write(ctx context.Context, c *client) error {
 	if i < 0 {
 		return fmt.Errorf("node %q has no pod of podgauge", b.node)
 	}
-	if err := b.collect(ctx, c, &pods[i]); err != nil {
-		return err
+	b.collect(ctx, c, &pods[i])
+	if b.gpu != "" && b.devices.Devices != nil && len(b.devices.Devices) == 0 {
+		return fmt.Errorf("node %s has no GPU %s", b.node, b.gpu)
 	}
 	if b.bugReport.enabled {
 		report, err := b.bugReport.run(ctx, c, &pods[i])
-		b.add("nvidia-bug-report.log.gz", report, err)
+		b.files = append(b.files, bundleFile{name: "nvidia-bug-report.log.gz", content: report, err: err})
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -95,82 +103,93 @@ func (b *bundle) write(ctx context.Context, c *client) error {
 	if err == nil {
 		err = os.WriteFile(file, archive, 0o600)
 	}
-	if err == nil {
-		_, err = fmt.Fprintf(c.streams.Out, "%s: %s\n", file, text.Plural(len(b.names)+1, "file"))
+	if err != nil {
+		return err
 	}
-	for _, line := range b.missing {
-		fmt.Fprintln(c.streams.ErrOut, "missing: "+text.Printable(line))
+	for _, f := range b.files {
+		if f.err != nil {
+			fmt.Fprintf(c.streams.ErrOut, "missing: %s: %s\n", f.name, text.Printable(f.err.Error()))
+		}
 	}
+	_, err = fmt.Fprintln(c.streams.Out, file)
 	return err
 }
 
-// collect adds all files but the bug report. A GPU that the node does not have
-// is an error.
-func (b *bundle) collect(ctx context.Context, c *client, p *corev1.Pod) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
-	defer cancel()
-	query := url.Values{"limit": {strconv.Itoa(api.MaxLimit)}}
-	if b.devices, err = get[api.DevicesResponse](ctx, c, p, "status", nil); err == nil {
-		if b.gpu != "" {
-			b.devices.Devices = slices.DeleteFunc(b.devices.Devices, func(d api.DeviceJSON) bool {
-				return string(d.GPU) != b.gpu && string(d.ID) != b.gpu && strconv.Itoa(d.Index) != b.gpu
-			})
-			if len(b.devices.Devices) == 0 {
-				return fmt.Errorf("node %s has no GPU %s", b.node, b.gpu)
-			}
-			query.Set("device", b.gpu)
+// collect reads all files but the bug report at once: a part that hangs delays
+// no other.
+func (b *bundle) collect(ctx context.Context, c *client, p *corev1.Pod) {
+	proxy := func(command string) func(context.Context) ([]byte, error) {
+		return func(ctx context.Context) ([]byte, error) { return c.proxy(ctx, p, command, nil) }
+	}
+	log := func(previous bool) func(context.Context) ([]byte, error) {
+		return func(ctx context.Context) ([]byte, error) {
+			return c.kube.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{
+				Container: container(p).Name, Previous: previous, TailLines: new(int64(maxLogLines)),
+				LimitBytes: new(int64(maxResponseBytes)),
+			}).DoRaw(ctx)
 		}
-	} else {
-		b.devices = &api.DevicesResponse{}
 	}
-	b.addJSON("devices.json", b.devices, err)
-	if b.incidents, err = get[api.IncidentsResponse](ctx, c, p, "incidents", query); err != nil {
-		b.incidents = &api.IncidentsResponse{}
+	b.files = []bundleFile{
+		{name: "devices.json", read: func(ctx context.Context) ([]byte, error) { return b.readDevices(ctx, c, p) }},
+		{name: "incidents.json", read: func(ctx context.Context) ([]byte, error) { return b.readIncidents(ctx, c, p) }},
+		{name: "allocations.json", read: proxy("allocations")},
+		{name: "metrics.txt", read: proxy("metrics")},
+		{name: "doctor.txt", read: func(ctx context.Context) ([]byte, error) {
+			return c.runInPod(ctx, p, []string{"podgauge", "doctor"})
+		}},
+		{name: "podgauge.log", read: log(false)},
+		{name: "podgauge-previous.log", read: log(true)},
+		{name: "node-status.json", read: func(ctx context.Context) ([]byte, error) { return b.readNode(ctx, c) }},
 	}
-	b.addJSON("incidents.json", b.incidents, err)
-	allocations, err := c.proxy(ctx, p, "allocations", nil)
-	b.add("allocations.json", allocations, err)
-	metrics, err := c.proxy(ctx, p, "metrics", nil)
-	b.add("metrics.txt", metrics, err)
-	doctor, err := c.runInPod(ctx, p, []string{"podgauge", "doctor"})
-	b.add("doctor.txt", doctor, err)
-	log, err := c.log(ctx, p, false)
-	b.add("podgauge.log", log, err)
-	if log, err = c.log(ctx, p, true); err == nil { // otherwise podgauge has not restarted
-		b.add("podgauge-previous.log", log, nil)
+	var reads sync.WaitGroup
+	for i := range b.files {
+		f := &b.files[i]
+		reads.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, c.timeout)
+			defer cancel()
+			content, err := f.read(ctx)
+			f.content, f.err = redact(content), err
+		})
 	}
-	node, err := c.kube.CoreV1().Nodes().Get(ctx, b.node, metav1.GetOptions{})
-	if err == nil {
-		node.Status.Images = nil
-		b.info = node.Status.NodeInfo
-	}
-	b.addJSON("node-status.json", node.Status, err)
-	return nil
+	reads.Wait()
+	b.files = slices.DeleteFunc(b.files, func(f bundleFile) bool { // podgauge has not restarted
+		return f.err != nil && f.name == "podgauge-previous.log"
+	})
 }
 
-// log returns the newest messages of podgauge, or of the container before the
-// last restart.
-func (c *client) log(ctx context.Context, p *corev1.Pod, previous bool) ([]byte, error) {
-	return c.kube.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{
-		Container: container(p).Name, Previous: previous, TailLines: new(int64(maxLogLines)),
-		LimitBytes: new(int64(maxResponseBytes)),
-	}).DoRaw(ctx)
-}
-
-func (b *bundle) addJSON(name string, v any, err error) {
-	content, encodeErr := json.MarshalIndent(v, "", "  ")
-	b.add(name, content, cmp.Or(err, encodeErr))
-}
-
-func (b *bundle) add(name string, content []byte, err error) {
+func (b *bundle) readDevices(ctx context.Context, c *client, p *corev1.Pod) ([]byte, error) {
+	devices, err := get[api.DevicesResponse](ctx, c, p, "status", nil)
 	if err != nil {
-		b.missing = append(b.missing, name+": "+err.Error())
-		return
+		return nil, err
 	}
-	if !strings.HasSuffix(name, ".gz") {
-		content = redact(content)
+	devices.Devices = slices.DeleteFunc(devices.Devices, func(d api.DeviceJSON) bool {
+		return b.gpu != "" && string(d.GPU) != b.gpu && string(d.ID) != b.gpu && strconv.Itoa(d.Index) != b.gpu
+	})
+	b.devices = *devices
+	return json.MarshalIndent(devices, "", "  ")
+}
+
+func (b *bundle) readIncidents(ctx context.Context, c *client, p *corev1.Pod) ([]byte, error) {
+	query := url.Values{"limit": {strconv.Itoa(api.MaxLimit)}}
+	if b.gpu != "" {
+		query.Set("device", b.gpu)
 	}
-	b.names, b.contents = append(b.names, name), append(b.contents, content)
+	incidents, err := get[api.IncidentsResponse](ctx, c, p, "incidents", query)
+	if err != nil {
+		return nil, err
+	}
+	b.incidents = *incidents
+	return json.MarshalIndent(incidents, "", "  ")
+}
+
+func (b *bundle) readNode(ctx context.Context, c *client) ([]byte, error) {
+	node, err := c.kube.CoreV1().Nodes().Get(ctx, b.node, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	node.Status.Images = nil
+	b.info = node.Status.NodeInfo
+	return json.MarshalIndent(node.Status, "", "  ")
 }
 
 // podgauge writes no password and no token, but a log has messages of others.
@@ -191,18 +210,16 @@ func (b *bundle) archive(now time.Time, image string) ([]byte, error) {
 	var archive bytes.Buffer
 	zipped := gzip.NewWriter(&archive)
 	files := tar.NewWriter(zipped)
-	names := append([]string{"summary.md"}, b.names...)
-	contents := append([][]byte{redact([]byte(b.summary(now, image)))}, b.contents...)
+	summary := bundleFile{name: "summary.md", content: redact([]byte(b.summary(now, image)))}
 	var errs error
-	for i, name := range names {
-		header := &tar.Header{
-			Name: "podgauge-" + b.node + "/" + name, Mode: 0o600, Size: int64(len(contents[i])), ModTime: now,
+	for _, f := range append([]bundleFile{summary}, b.files...) {
+		if f.err != nil {
+			continue
 		}
-		err := files.WriteHeader(header)
-		if err == nil {
-			_, err = files.Write(contents[i])
-		}
-		errs = errors.Join(errs, err)
+		name := "podgauge-" + b.node + "/" + f.name
+		err := files.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(f.content)), ModTime: now})
+		_, writeErr := files.Write(f.content)
+		errs = errors.Join(errs, err, writeErr)
 	}
 	errs = errors.Join(errs, files.Close(), zipped.Close())
 	return archive.Bytes(), errs
@@ -224,7 +241,7 @@ func (b *bundle) summary(now time.Time, image string) string {
 	var page strings.Builder
 	versions := cli.FormatTable([][]string{
 		cells("podgauge", image),
-		cells("driver", cli.DriverText(b.devices)),
+		cells("driver", cli.DriverText(&b.devices)),
 		cells("kernel", b.info.KernelVersion),
 		cells("system", b.info.OSImage),
 		cells("machine", b.info.SystemUUID),
@@ -234,10 +251,13 @@ func (b *bundle) summary(now time.Time, image string) string {
 	fmt.Fprintf(&page, "# %s, %s\n\nBy kubectl-podgauge %s.\n\n## Node\n\n```\n%s```\n",
 		subject, now.Format(time.RFC3339), version, versions)
 	fmt.Fprintf(&page, "\n## Devices\n\n```\n%s```\n\n## Incidents\n\n```\n%s```\n", cli.FormatTable(devices),
-		cli.FormatTable(cli.IncidentTable(b.incidents, true)))
-	fmt.Fprintf(&page, "\n## Files\n\n- %s\n", strings.Join(b.names, "\n- "))
-	for _, line := range b.missing {
-		fmt.Fprintf(&page, "- missing: %s\n", text.Printable(line))
+		cli.FormatTable(cli.IncidentTable(&b.incidents, true)))
+	page.WriteString("\n## Files\n\n")
+	for _, f := range b.files {
+		if f.err != nil {
+			f.name = "missing: " + f.name + ": " + text.Printable(f.err.Error())
+		}
+		page.WriteString("- " + f.name + "\n")
 	}
 	return page.String()
 }
