@@ -53,6 +53,7 @@ type jobDocument struct {
 	Since      time.Time  `json:"since"`
 	Pods       int        `json:"pods"`
 	Nodes      int        `json:"nodes"`
+	Incomplete bool       `json:"incomplete,omitempty"` // some source failed
 	Summary    []string   `json:"summary"`
 	FirstFault *jobEvent  `json:"first_fault,omitempty"` // absent: no fault of the hardware
 	Events     []jobEvent `json:"events"`
@@ -125,7 +126,7 @@ func (r *jobReport) run(ctx context.Context, c *client) (result, error) {
 		}
 		records = mergeRecords(records, past)
 	}
-	document := r.newDocument(begin, records)
+	document := r.newDocument(begin, records, len(res.failed) > 0)
 	if document.Pods == 0 && len(document.Events) == 0 {
 		hint := ""
 		if !r.prometheus.given() {
@@ -141,8 +142,9 @@ func (r *jobReport) run(ctx context.Context, c *client) (result, error) {
 }
 
 // newDocument orders the faults and ends of the pods.
-func (r *jobReport) newDocument(begin time.Time, records []podRecord) *jobDocument {
+func (r *jobReport) newDocument(begin time.Time, records []podRecord, incomplete bool) *jobDocument {
 	d := &jobDocument{Namespace: r.pods.namespace, Job: r.pods.String(), Since: begin.UTC(), Events: []jobEvent{}}
+	d.Incomplete = incomplete
 	pods, nodes, faulted := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	ends, ended := r.pods.ends(), map[allocation.Owner]string{}
 	for _, end := range ends {
@@ -154,7 +156,7 @@ func (r *jobReport) newDocument(begin time.Time, records []podRecord) *jobDocume
 	}
 	for _, record := range records {
 		switch {
-		case record.Fault == "":
+		case record.Fault == "", record.Fault == device.ReasonRetired: // the latter is a decision
 		case record.faultTime().Before(begin): // of an earlier job with the name
 			continue
 		default:
@@ -211,11 +213,8 @@ func (d *jobDocument) setEvents() {
 	d.Summary = d.summary()
 }
 
-// isHardware reports whether the event is a fault of the hardware: neither an
-// error of software nor an operator's decision.
-func (e jobEvent) isHardware() bool {
-	return e.Fault != "" && e.Fault != device.ReasonRetired && !xid.BySoftware(e.Fault)
-}
+// isHardware reports whether the event is a fault of the hardware.
+func (e jobEvent) isHardware() bool { return e.Fault != "" && !xid.BySoftware(e.Fault) }
 
 func (d *jobDocument) title() string { return d.Namespace + "/" + d.Job }
 
@@ -226,6 +225,9 @@ func (d *jobDocument) summary() []string {
 		line := fmt.Sprintf("%s: no fault of the hardware affected %s", d.title(), size)
 		if len(d.Events) > 0 {
 			line += ", but " + text.Plural(len(d.Events), "application error")
+		}
+		if d.Incomplete {
+			line += ", as far as known"
 		}
 		return []string{line}
 	}

@@ -157,6 +157,12 @@ func TestJobWithoutFault(t *testing.T) {
 	if out, _, _ := c.run(nil, "job", "-l=team=blue", "-n=research"); !strings.HasPrefix(out, strings.Replace(line, "train", "team=blue", 1)+", but 1 application error\nWHEN ") {
 		t.Error(out)
 	}
+	c.nodes["node-b"].affect(now, gpu0, "retired", "", "train-1", nil)
+	c.nodes["node-a"].serve = unreachable
+	if out, _, status := c.run(nil, "job", "train", "-n=research"); status != cli.ExitError || !strings.HasPrefix(out, line+", but 1 application error, as far as known\n") {
+		t.Errorf("got status %d, %s", status, out)
+	}
+	c.nodes["node-a"].serve = nil
 	if out, errs, status := c.run(nil, "job", "none", "-n=research"); status != cli.ExitError || out != "" ||
 		errs != "research/none: no pod, and no incident of one; for pods of deleted nodes, set --prometheus\n" {
 		t.Errorf("got status %d, %s%s", status, out, errs)
