@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -42,6 +43,9 @@ func checkKubectlPlugin(t *testing.T, s *clusterFixture) {
 		{[]string{"--as=sre", "status", "--no-headers"}, 0, trainer},
 		{[]string{"--as=sre", "pod", trainer, "-n=" + teamNamespace, "--no-headers"}, 0, node.Name},
 		{[]string{"--as=sre", "doctor"}, 1, "forbidden"}, // the role lacks pods/exec
+		{[]string{"job", "-l=app=trainer", "-n=" + teamNamespace}, 0, "3 pods on 1 node"},
+		{[]string{"--as=sre", "job", "-l=app=trainer", "-n=" + teamNamespace}, 1, "forbidden"}, // no right to the team's pods
+		{[]string{"bundle", node.Name, "--output=" + filepath.Join(t.TempDir(), "rma.tar.gz")}, 0, "rma.tar.gz"},
 		{[]string{"doctor", "-o=json"}, 0, `"check": "pod resources"`},
 	} {
 		out, status := s.plugin(t.Context(), c.args...)
