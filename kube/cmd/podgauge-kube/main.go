@@ -37,6 +37,7 @@ func run(ctx context.Context, stdout, stderr io.Writer, args []string) int {
 	newLog := func() (*slog.Logger, error) { return log.logger(stderr) }
 	root.AddCommand(
 		newControllerCommand(newLog),
+		newNodeCommand(newLog),
 		&cobra.Command{
 			Use: "version", Short: "Print the version", Args: cobra.NoArgs, Run: func(c *cobra.Command, _ []string) {
 				fmt.Fprintln(c.OutOrStdout(), "podgauge-kube", version)
