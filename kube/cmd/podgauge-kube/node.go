@@ -40,14 +40,15 @@ type nodeOptions struct {
 	pods, adminClaims, once    bool
 	configLabel, configDefault string
 
-	node string // name
-	log  *slog.Logger
+	node    string        // name
+	timeout time.Duration // of once
+	log     *slog.Logger
 }
 
 // newNodeCommand returns the command of the sidecar. newLog is called after the
 // flags are parsed.
 func newNodeCommand(newLog func() (*slog.Logger, error)) *cobra.Command {
-	o := &nodeOptions{node: os.Getenv("NODE_NAME")}
+	o := &nodeOptions{node: os.Getenv("NODE_NAME"), timeout: onceTimeout}
 	c := &cobra.Command{
 		Use:   "node",
 		Short: "Serve a node's pods and labels to podgauge, without writing to the API server",
@@ -176,7 +177,7 @@ func (o *nodeOptions) run(ctx context.Context, client kubernetes.Interface, clai
 // runOnce writes the files. Without an answer of the API server, the last known
 // files have to do.
 func (o *nodeOptions) runOnce(ctx context.Context, tasks []func(context.Context) error, files []nodeFile) error {
-	ctx, cancel := context.WithTimeout(ctx, onceTimeout)
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	loads := errgroup.Group{}
 	for _, f := range files {

@@ -134,7 +134,7 @@ func (f *ClaimsFile) adminDrivers(ctx context.Context, c podClaim) (drivers []st
 		return nil, err
 	}
 	var claim struct {
-		Status resourceapi.ResourceClaimStatus
+		Status resourceapi.ResourceClaimStatus `json:"status"`
 	}
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &claim); err != nil {
 		return nil, err

@@ -1,0 +1,224 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testlog"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic/fake"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// testTimeout is the maximum wait for an event that takes milliseconds.
+const testTimeout = 30 * time.Second
+
+func TestNodeFlags(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		node string
+		want string
+	}{
+		{[]string{"--pods"}, "", "podgauge-kube: set NODE_NAME in the environment to the name of the node"},
+		{nil, "a", "podgauge-kube: set --pods, --config-label or --admin-claims"},
+		{[]string{"--pods", "--config-default=x"}, "a", "podgauge-kube: --config-default requires --config-label"},
+		{[]string{"--config-label=a b"}, "a", `podgauge-kube: --config-label "a b": `},
+		{[]string{"--pods", "more"}, "a", `podgauge-kube: unknown command "more" for "node"`},
+		{[]string{"--pods", "--kubeconfig=/missing"}, "a", "podgauge-kube: find the API server: stat /missing: no such file or directory"},
+		{[]string{"--pods"}, "a", "podgauge-kube: find the API server: unable to load in-cluster configuration"},
+	} {
+		t.Setenv("NODE_NAME", test.node)
+		t.Setenv("KUBERNETES_SERVICE_HOST", "")
+		c := newNodeCommand(func() (*slog.Logger, error) { return slog.New(slog.DiscardHandler), nil })
+		c.SilenceErrors, c.SilenceUsage = true, true
+		c.SetArgs(append([]string{}, test.args...))
+		var stderr strings.Builder
+		status := cli.Exit(&stderr, "podgauge-kube", c.ExecuteContext(t.Context()))
+		if status == 0 || !strings.HasPrefix(stderr.String(), test.want) || strings.Count(stderr.String(), "\n") != 1 {
+			t.Errorf("%v: got status %d, %q, want %q", test.args, status, stderr.String(), test.want)
+		}
+	}
+}
+
+// TestOnceWithoutAPIServer has an API server that does not answer.
+func TestOnceWithoutAPIServer(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	defer server.Close()
+	var log testlog.Buffer
+	o := &nodeOptions{
+		dir: filepath.Join(t.TempDir(), "dir"), node: "a", once: true, pods: true, adminClaims: true, timeout: 100 * time.Millisecond,
+		configLabel: "config", configDefault: "standard", log: log.Logger(), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"),
+	}
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"], config.Contexts["c"] = &clientcmdapi.Cluster{Server: server.URL}, &clientcmdapi.Context{Cluster: "c"}
+	config.CurrentContext = "c"
+	require.NoError(t, clientcmd.WriteToFile(*config, o.kubeconfig))
+	client, claims, err := o.connect()
+	require.NoError(t, err)
+	for _, want := range []string{"standard\n", "known before\n"} {
+		begin := time.Now()
+		require.NoError(t, o.run(t.Context(), client, claims))
+		if got, err := os.ReadFile(filepath.Join(o.dir, "config-name")); err != nil || string(got) != want {
+			t.Errorf("got %q, %v, want %q", got, err, want)
+		}
+		if took := time.Since(begin); took < o.timeout {
+			t.Errorf("got the end after %s", took)
+		}
+		if _, err := os.Stat(filepath.Join(o.dir, "admin-claims")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("claims of an unknown node: got %v", err)
+		}
+		require.NoError(t, os.WriteFile(filepath.Join(o.dir, "config-name"), []byte("known before\n"), 0o600))
+	}
+	if n := log.Count("using the last known or the default file"); n != 4 {
+		t.Errorf("log: got %s", log.String())
+	}
+}
+
+// apiServer is a fake API server with a node, a pod and its claim.
+func newAPIServer(t *testing.T) (*kubefake.Clientset, *fake.FakeDynamicClient) {
+	t.Helper()
+	meta := metav1.ObjectMeta{Namespace: "team", Name: "monitor", UID: "1"}
+	claim := &resourceapi.ResourceClaim{
+		ObjectMeta: meta,
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "gpu.nvidia.com", Pool: "a", Device: "gpu-0", AdminAccess: new(true)}},
+		}}},
+	}
+	client := kubefake.NewClientset(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{"config": "shared"}}},
+		&v1.Pod{ObjectMeta: meta, Spec: v1.PodSpec{ResourceClaims: []v1.PodResourceClaim{{Name: "c", ResourceClaimName: new("monitor")}}}})
+	client.Resources = []*metav1.APIResourceList{{GroupVersion: "resource.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "resourceclaims"}}}}
+	return client, fake.NewSimpleDynamicClient(scheme.Scheme, claim)
+}
+
+// resources returns the resources of requests, which must be reads.
+func resources(t *testing.T, actions ...k8stesting.Action) string {
+	t.Helper()
+	verbs := map[string][]string{
+		"group": {"get"}, "nodes": {"list", "watch"}, "pods": {"list", "watch"}, "resourceclaims": {"get"},
+	}
+	var used []string
+	for _, a := range actions {
+		resource := a.GetResource().Resource
+		if !slices.Contains(verbs[resource], a.GetVerb()) {
+			t.Errorf("got a request %s %s", a.GetVerb(), resource)
+		}
+		if resource != "group" { // of the discovery, which all may read
+			used = append(used, resource)
+		}
+	}
+	slices.Sort(used)
+	return strings.Join(slices.Compact(used), " ")
+}
+
+// TestNode enables features one by one, and checks their output and that no
+// other feature sends requests.
+func TestNode(t *testing.T) {
+	const label, claims, socket = "config-name", "admin-claims", "pods-api.sock"
+	for name, test := range map[string]struct {
+		options   nodeOptions
+		want      []string
+		resources string
+	}{
+		"pods":         {nodeOptions{pods: true}, []string{socket}, "pods"},
+		"label":        {nodeOptions{configLabel: "config"}, []string{label}, "nodes"},
+		"admin claims": {nodeOptions{adminClaims: true}, []string{claims}, "pods resourceclaims"},
+		"all": {
+			nodeOptions{pods: true, configLabel: "config", adminClaims: true}, []string{claims, label, socket},
+			"nodes pods resourceclaims",
+		},
+		"label once": {nodeOptions{once: true, pods: true, configLabel: "config"}, []string{label}, "nodes"},
+		"pods once":  {nodeOptions{once: true, pods: true}, nil, ""},
+		"all of it once": {
+			nodeOptions{once: true, pods: true, configLabel: "config", adminClaims: true}, []string{claims, label},
+			"nodes pods resourceclaims",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, dynamicClient := newAPIServer(t)
+			o := test.options
+			o.dir, o.node, o.timeout, o.log = background.Dir(t), "a", testTimeout, slog.New(slog.NewTextHandler(io.Discard, nil))
+			ended := make(chan struct{})
+			stop := background.Run(t, func(ctx context.Context) error {
+				defer close(ended)
+				return o.run(ctx, client, dynamicClient)
+			})
+			for _, name := range test.want {
+				waitForFile(t, filepath.Join(o.dir, name), map[string]string{
+					label: "shared\n", claims: "team/monitor/gpu.nvidia.com\n", socket: "",
+				}[name])
+			}
+			if o.once {
+				<-ended
+			} else if slices.Contains(test.want, socket) {
+				listPods(t, filepath.Join(o.dir, socket))
+			}
+			files, err := filepath.Glob(filepath.Join(o.dir, "*"))
+			require.NoError(t, err)
+			for i := range files {
+				files[i] = filepath.Base(files[i])
+			}
+			stop()
+			got := resources(t, append(client.Actions(), dynamicClient.Actions()...)...)
+			if !slices.Equal(files, test.want) || got != test.resources {
+				t.Errorf("got files %v, requests for %q, want %v, %q", files, got, test.want, test.resources)
+			}
+		})
+	}
+}
+
+// waitForFile waits for a file with a content; for a socket, the content is
+// empty.
+func waitForFile(t *testing.T, path, content string) {
+	t.Helper()
+	for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) {
+		got, _ := os.ReadFile(path) // a socket cannot be read
+		if _, err := os.Stat(path); err == nil && string(got) == content {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: got %q, want %q", path, got, content)
+		}
+	}
+}
+
+// listPods waits for one pod.
+func listPods(t *testing.T, socket string) {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer conn.Close()
+	for end := time.Now().Add(testTimeout); ; {
+		list, err := api.NewPodsClient(conn).ListPods(t.Context(), &api.ListPodsRequest{})
+		if err == nil && len(list.Pods) == 1 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("got %v, %v, want one pod", list, err)
+		}
+	}
+}
