@@ -144,7 +144,7 @@ func (d *deviceRendering) renderAllocations() {
 			}
 			for _, job := range d.jobLabels(meta.Workload) {
 				d.group(append(slices.Clone(labels), job...)).
-					set("nvidia_gpu_allocation_info", 1, a.Resource, string(a.DeviceID))
+					set("nvidia_gpu_allocation_info", 1, a.Resource, string(a.DeviceID), a.Claim)
 			}
 		}
 	}

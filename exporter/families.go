@@ -50,7 +50,7 @@ var Families = [...]Family{
 		"Faults of the device while allocated to the container; kept after its end, for the newest 500 "+
 			"containers.", "reason"),
 	gauge(minimal, "nvidia_gpu_allocation_info",
-		"Device, or replica of a device, allocated to a container; always 1.", "resource", "device_id"),
+		"Device, or replica of a device, allocated to a container; always 1.", "resource", "device_id", "claim"),
 	gauge(byDefault, "nvidia_gpu_allocation_last_seen_timestamp_seconds",
 		"Unix time of the kubelet's latest list with this allocation; kept for --allocations.max-age and "+
 			"eight containers per device."),

@@ -84,8 +84,9 @@ func newListing(pods []*api.PodResources, o *Options) (*listing, error) {
 	}
 	for _, claim := range l.resources.Claims {
 		if id, ok := o.deviceOf(claim); ok {
-			l.allocations = append(l.allocations,
-				allocation.Allocation{Resource: claim.Driver, DeviceID: id.Advertised(), Owner: claim.Owner})
+			l.allocations = append(l.allocations, allocation.Allocation{
+				Resource: claim.Driver, DeviceID: id.Advertised(), Owner: claim.Owner, Claim: claim.ClaimName,
+			})
 		}
 	}
 	return l, nil

@@ -1,6 +1,7 @@
 package podresources_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -49,7 +50,7 @@ func TestClaims(t *testing.T) {
 		claims := []string{mine, "nic.example.com/gpu-a", "gpu.nvidia.com/x"}
 		k.setPods(newPodWith("one", addClaims(newContainer("main"), "mine", claims...)))
 		k.wantListed("a", "one")
-		want := allocation.Allocation{Resource: "gpu.nvidia.com", DeviceID: "a", Owner: newOwner("one")}
+		want := allocation.Allocation{Resource: "gpu.nvidia.com", DeviceID: "a", Owner: newOwner("one"), Claim: "mine"}
 		if a := k.published(); !slices.Equal(a.All, []allocation.Allocation{want}) || len(a.Resources.Allocated.Claims) != 3 {
 			t.Errorf("got allocations %v, claims %v", a.All, a.Resources.Allocated.Claims)
 		}
@@ -69,6 +70,29 @@ func TestClaims(t *testing.T) {
 			k.pods[0].Containers[0].DynamicResources[0].ClaimResources[0].DriverName = driver
 			k.wantListed("a", "unallocated")
 		}
+	})
+}
+
+// TestSharesOfOneGPU has a container with two claims of a GPU, one of them with
+// two shares, and another pod with a third claim.
+func TestSharesOfOneGPU(t *testing.T) {
+	inBubble(t, longAgo, podresources.Options{Devices: ownDevices(), ClaimedDevice: byName}, func(k *scriptedKubelet) {
+		const gpuA = "gpu.nvidia.com/gpu-a"
+		c := addClaims(addClaims(newContainer("main"), "first", gpuA, gpuA), "second", gpuA)
+		for i, r := range c.DynamicResources[0].ClaimResources {
+			r.ShareId = new(fmt.Sprint(i))
+		}
+		k.setPods(newPodWith("one", c), newPodWith("two", addClaims(newContainer("main"), "third", gpuA)))
+		k.wantListed("a", "shared")
+		var got []string
+		for _, a := range k.published().All {
+			got = append(got, a.Owner.Pod+" "+a.Claim)
+		}
+		if !slices.Equal(got, []string{"one first", "one second", "two third"}) || len(k.published().Resources.Allocated.Claims) != 4 {
+			t.Errorf("got allocations %v, claims %v", got, k.published().Resources.Allocated.Claims)
+		}
+		k.setPods(newPodWith("one", c))
+		k.wantListed("a", "one")
 	})
 }
 

@@ -18,6 +18,9 @@ type Allocation struct {
 	Resource string
 	DeviceID device.AdvertisedID
 	Owner    Owner
+	// Claim is the name of the claim, in the owner's namespace; empty for a
+	// device plugin's resource.
+	Claim string
 }
 
 // Claimed reports whether the device was allocated by Dynamic Resource
@@ -28,7 +31,7 @@ func (a Allocation) Claimed() bool { return !strings.Contains(a.Resource, "/") }
 // Compare orders Snapshot.All.
 func Compare(a, b Allocation) int {
 	return cmp.Or(cmp.Compare(a.DeviceID.Device(), b.DeviceID.Device()), cmp.Compare(a.DeviceID, b.DeviceID),
-		cmp.Compare(a.Resource, b.Resource), a.Owner.Compare(b.Owner))
+		cmp.Compare(a.Resource, b.Resource), a.Owner.Compare(b.Owner), cmp.Compare(a.Claim, b.Claim))
 }
 
 // Record is the time of an allocation. A container that gets a device again has a new record.
@@ -47,7 +50,8 @@ type Snapshot struct {
 	At time.Time
 	// Err is the error of the newest call; nil: the call succeeded.
 	Err error
-	// All has one row per device-plugin id and container, ordered by device, id and owner.
+	// All has one row per device-plugin id and container, or per device, container
+	// and claim; ordered by device, id and owner.
 	All []Allocation
 	// Complete is set if an id without a row is not allocated. Until then, such an id is unknown.
 	Complete bool

@@ -127,7 +127,7 @@ func TestGoldenStableSeries(t *testing.T) {
 	w.runPod(gpuPod("research", "train", 1))
 	w.waitLine(`nvidia_gpu_allocated{container="",gpu="0"`, " 1")
 	w.waitCounted(gpuResource, 1)
-	w.checkScrape("pod_labels_allocation", `nvidia_gpu_allocation_info{container="main"`, " 1")
+	w.checkScrape("pod_labels_allocation", `nvidia_gpu_allocation_info{claim="",container="main"`, " 1")
 }
 
 // TestGoldenLimit covers more series than the limit.

@@ -101,7 +101,7 @@ func TestGoldenTimeSlicedHidden(t *testing.T) {
 	t.Parallel()
 	w := newTimeSlicedApp(t, true)
 	w.waitLine(`nvidia_gpu_memory_used_bytes{`, " 3.5433480192e+10")
-	w.checkScrape("time_sliced_hidden", `nvidia_gpu_allocation_info{container="main"`, " 1")
+	w.checkScrape("time_sliced_hidden", `nvidia_gpu_allocation_info{claim="",container="main"`, " 1")
 }
 
 // TestGoldenDRA covers claims of a GPU, a MIG device and a shared device of another driver. One claim has two pods.
@@ -121,8 +121,8 @@ func TestGoldenDRA(t *testing.T) {
 		w.runPod(kubelet.PodSpec{Namespace: "lab", Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Claims: claims}}})
 	}
 	w.waitLine(`nvidia_gpu_allocated{container="main",gpu="0"`, " 1")
-	w.waitLine(`nvidia_gpu_allocation_info{container="main",device_id="MIG-0000a101-5eed-5000-8000-000001000000",mig_uuid="MIG-0000a101-5eed-5000-8000-000001000000",namespace="lab",pod="notebook"`, " 1")
-	w.checkScrape("dra", `nvidia_gpu_allocation_info{container="main",device_id="MIG-0000a101-5eed-5000-8000-000001000000",mig_uuid="MIG-0000a101-5eed-5000-8000-000001000000",namespace="lab",pod="reviewer"`, " 1")
+	w.waitLine(`nvidia_gpu_allocation_info{claim="slice",container="main",device_id="MIG-0000a101-5eed-5000-8000-000001000000",mig_uuid="MIG-0000a101-5eed-5000-8000-000001000000",namespace="lab",pod="notebook"`, " 1")
+	w.checkScrape("dra", `nvidia_gpu_allocation_info{claim="slice",container="main",device_id="MIG-0000a101-5eed-5000-8000-000001000000",mig_uuid="MIG-0000a101-5eed-5000-8000-000001000000",namespace="lab",pod="reviewer"`, " 1")
 }
 
 // TestExcludedDevices checks that a device excluded by the configuration is exported as such, until a DRA driver allocates it.
@@ -181,7 +181,56 @@ func TestGoldenClaims(t *testing.T) {
 	w.waitLine(`nvidia_gpu_allocated{container="main",gpu="2",mig_uuid="",namespace="lab",pod="pair"`, " 1")
 	w.waitLine(`nvidia_gpu_allocated{container="",gpu="3",mig_uuid="",namespace="lab",pod="team"`, " 1")
 	w.waitAllocatable(gpuResource, 2)
-	w.checkScrape("claims", `nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",mig_uuid="",namespace="tools",pod="smi"`, " 1")
+	w.checkScrape("claims", `nvidia_gpu_allocation_info{claim="smi",container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",mig_uuid="",namespace="tools",pod="smi"`, " 1")
+}
+
+// TestSharedGPUClaims has 48 pods, each with a claim of a share of one GPU. The first pod has a second claim, and the second pod has two shares by
+// one claim.
+func TestSharedGPUClaims(t *testing.T) {
+	t.Parallel()
+	const shares = 48
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.H100)}, "--device-plugin=false", "--metrics.pod-uid",
+		"--metrics.set=none", "--metrics.include=nvidia_gpu_alloc*,podgauge_claim*,podgauge_kubelet_up")
+	claim := func(name string, ids ...int) kubelet.ClaimSpec {
+		c := kubelet.ClaimSpec{Name: name}
+		for _, id := range ids {
+			c.Devices = append(c.Devices, kubelet.ClaimedDevice{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0", Share: fmt.Sprint("share-", id)})
+		}
+		return c
+	}
+	uids := map[string]string{} // by pod
+	for i := range shares {
+		name := fmt.Sprint("infer-", i)
+		c := kubelet.ContainerSpec{Name: "main", Claims: []kubelet.ClaimSpec{claim(fmt.Sprint("share-", i), i)}}
+		switch i {
+		case 0:
+			c.Claims = append(c.Claims, claim("more", shares))
+		case 1:
+			c.Claims[0] = claim("share-1", 1, shares+1)
+		}
+		p := kubelet.PodSpec{Namespace: "serving", Name: name, Containers: []kubelet.ContainerSpec{c}}
+		w.runPod(p)
+		status, err := w.kubelet.Pod(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		uids[name] = status.UID
+	}
+	const device, prefix = "GPU-0000a100-5eed-4000-8000-000000000000", "\nnvidia_gpu_allocation_info{"
+	allocated := func(claim, pod string) string {
+		return fmt.Sprintf(prefix+`claim=%q,container="main",device_id=%q,mig_uuid="",namespace="serving",pod=%q,pod_uid=%q,resource="gpu.nvidia.com",uuid=%q} 1`,
+			claim, device, pod, uids[pod], device)
+	}
+	w.waitScrape("all claims", func(text string) bool {
+		for i := range shares {
+			if !strings.Contains(text, allocated(fmt.Sprint("share-", i), fmt.Sprint("infer-", i))) {
+				return false
+			}
+		}
+		return strings.Contains(text, allocated("more", "infer-0")) && strings.Count(text, prefix) == shares+1 &&
+			strings.Count(text, "\npodgauge_claim_info{") == shares+2 && // of each share
+			strings.Contains(text, "\n"+`nvidia_gpu_allocated{container="",gpu="0",mig_uuid="",namespace="",pod="",uuid="`+device+`"} 1`)
+	})
 }
 
 // TestGoldenOtherVendor covers another vendor's devices, exclusive CPUs and reserved memory.
@@ -241,7 +290,7 @@ func TestGoldenPodLabels(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.replacer = strings.NewReplacer(status.UID, "<the pod's>")
-	w.checkScrape("pod_labels", `nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",label_app_kubernetes_io_name="llama"`, " 1")
+	w.checkScrape("pod_labels", `nvidia_gpu_allocation_info{claim="",container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",label_app_kubernetes_io_name="llama"`, " 1")
 }
 
 // TestGoldenHPCJobs covers a GPU with two jobs of mapping files, one whose pod has a label with its job, and one without a job, also in the

@@ -111,7 +111,7 @@ func TestHostileLabels(t *testing.T) {
 	w.waitLine("podgauge_resource_device_info{", " 1")
 	w.waitLine("podgauge_claim_info{", " 1")
 	escaped := strings.NewReplacer("\\", `\\`, "\n", `\n`, `"`, `\"`).Replace(sanitizedText)
-	text := w.waitLine(`nvidia_gpu_allocation_info{container="`+escaped+`",device_id="`+string(m.AllocatableIDs()[0])+`",label_team="`+escaped+`"`, " 1")
+	text := w.waitLine(`nvidia_gpu_allocation_info{claim="",container="`+escaped+`",device_id="`+string(m.AllocatableIDs()[0])+`",label_team="`+escaped+`"`, " 1")
 	lint(t, "hostile", text)
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text))

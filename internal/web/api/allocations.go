@@ -40,6 +40,7 @@ type OwnerJSON struct {
 type ResourceIDJSON struct {
 	Resource string              `json:"resource"`
 	ID       device.AdvertisedID `json:"id"`
+	Claim    string              `json:"claim,omitempty"` // in the owner's namespace
 }
 
 func (r AllocationsResponse) withoutTimes() any {
@@ -105,7 +106,7 @@ func ownersOf(id device.ID, allocations allocation.Snapshot) (current, past []Ow
 			i = len(current)
 			current = append(current, OwnerJSON{Owner: a.Owner, Current: true})
 		}
-		current[i].Resources = append(current[i].Resources, ResourceIDJSON{a.Resource, a.DeviceID})
+		current[i].Resources = append(current[i].Resources, ResourceIDJSON{a.Resource, a.DeviceID, a.Claim})
 	}
 	for _, r := range allocations.Recent {
 		if r.Device != id {
