@@ -1,5 +1,5 @@
-# The container image of podgauge, for amd64 and arm64: `make image`. The binary is the one of `make build`;
-# test/e2e/image compares both.
+# The container images of podgauge, podgauge-sim and podgauge-kube, for amd64 and arm64: `make image PROGRAM=…`. The
+# program of each image is /usr/bin/podgauge, as `make build` builds it; test/e2e/image compares both.
 
 # Base images are pinned to the digests of their multi-arch indexes; .github/dependabot.yml updates them.
 
@@ -22,9 +22,13 @@ COPY . .
 # The Makefile explains these flags.
 ENV CGO_ENABLED=1 CGO_LDFLAGS="-Wl,-z,lazy" CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations"
 ARG VERSION=dev
-# podgauge-sim has an image of its own, which keeps 8 MB out of podgauge's.
+# podgauge-sim has an image of its own, which keeps 8 MB out of podgauge's. podgauge-kube is in the module of the clients
+# of the API server; it loads no library, so it is linked statically.
 ARG PROGRAM=podgauge
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
+    if [ "$PROGRAM" = podgauge-kube ]; then \
+        cd kube && CGO_ENABLED=0 GOARCH=$TARGETARCH go build -trimpath -ldflags "-s -w -X main.version=$VERSION" -o /out/podgauge ./cmd/$PROGRAM; exit; \
+    fi; \
     case "$TARGETARCH" in amd64) CC=x86_64-linux-gnu-gcc ;; arm64) CC=aarch64-linux-gnu-gcc ;; esac; \
     CC=$CC GOARCH=$TARGETARCH go build -trimpath -ldflags "-s -w -X github.com/podgauge/podgauge/internal/app.version=$VERSION" -o /out/podgauge ./cmd/$PROGRAM
 

@@ -35,8 +35,8 @@ help: ## this list
 build: ## bin/podgauge, and bin/podgauge-sim for a simulated machine
 	go build -trimpath -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/ ./cmd/podgauge ./cmd/podgauge-sim
 
-kubectl-podgauge: ## bin/kubectl-podgauge, the kubectl plugin; GOOS=darwin GOARCH=arm64 for another machine
-	cd kube && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(CURDIR)/bin/ ./cmd/kubectl-podgauge
+kubectl-podgauge: ## bin/kubectl-podgauge, the kubectl plugin, and bin/podgauge-kube; GOOS=darwin GOARCH=arm64 for another machine
+	cd kube && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(CURDIR)/bin/ ./cmd/kubectl-podgauge ./cmd/podgauge-kube
 
 demo: build ## a simulated node in this terminal
 	@echo "status page: http://127.0.0.1:9400/   metrics: curl 127.0.0.1:9400/metrics   stop: Ctrl-C"
@@ -82,7 +82,7 @@ golden: ## regenerate golden files
 	cd kube && go test ./cmd/kubectl-podgauge -update
 	cd test/e2e/chart && go test -run Copies -update . && go test -run "Golden|Manifest|Readme" -update .
 
-image: ## OCI archives in bin; ARCH=amd64 for one architecture; PROGRAM=podgauge-sim; BASES=local (as root) without a registry
+image: ## OCI archives in bin; ARCH=amd64 for one architecture; PROGRAM=podgauge-sim or podgauge-kube; BASES=local (as root) without a registry
 	VERSION=$(VERSION) PROGRAM=$(PROGRAM) deploy/image/build.sh $(ARCH)
 	cd test/e2e && PODGAUGE_IMAGES="$(IMAGES)" go test -count=1 -v -run 'TestImages$$' ./image
 
@@ -136,6 +136,7 @@ endef
 define suite-cluster
 $(MAKE) kubectl-podgauge
 $(local-image)
+$(local-image) PROGRAM=podgauge-kube
 cd test/e2e && go run ./cmd/e2e setup monitoring && go test -count=1 -timeout 20m -v -tags cluster ./cluster
 endef
 

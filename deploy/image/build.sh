@@ -1,5 +1,5 @@
 #!/bin/sh
-# usage: VERSION=… [PROGRAM=podgauge-sim] deploy/image/build.sh [amd64] [arm64]
+# usage: VERSION=… [PROGRAM=podgauge-sim|podgauge-kube] deploy/image/build.sh [amd64] [arm64]
 #
 # Builds the image of the Dockerfile, by default for both architectures. Writes an OCI archive per architecture to
 # bin/<program>-image-<architecture>.tar, for `ctr -n k8s.io images import`. The same commit and base images give the

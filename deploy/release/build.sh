@@ -22,13 +22,13 @@ pack() {
         -C "$from" "$program" -C "$PWD" LICENSE | gzip -9n >"$files/${program}_${number}_$platform.tar.gz"
 }
 
-for program in podgauge podgauge-sim; do
+for program in podgauge podgauge-sim podgauge-kube; do
     # shellcheck disable=SC2086 # a list
     VERSION=$VERSION PROGRAM=$program deploy/image/build.sh $ARCH
 done
 
 serve bin/release/tmp/registry
-for program in podgauge podgauge-sim; do
+for program in podgauge podgauge-sim podgauge-kube; do
     manifests=
     for arch in $ARCH; do
         dir=bin/release/tmp/$program-$arch

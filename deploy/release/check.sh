@@ -49,7 +49,7 @@ while read -r ref; do
         fails verify verify-attestation other --type spdxjson "${ref%@*}@$image"
     done
 done <bin/release/pushed.txt
-[ "$(wc -l <bin/release/pushed.txt)" = 3 ] || die "pushed.txt lacks a line"
+[ "$(wc -l <bin/release/pushed.txt)" = 4 ] || die "pushed.txt lacks a line"
 
 verify verify-blob release --bundle "$files/checksums.txt.sigstore.json" "$files/checksums.txt"
 { cat "$files/checksums.txt" && echo; } >"$tmp/changed.txt"
@@ -65,6 +65,6 @@ image=$(sed -n 1p bin/release/pushed.txt)
 grep -q "image: \"ghcr.io/podgauge/podgauge:$VERSION@${image#*@}\"" "$files/podgauge.yaml" || die "the manifest lacks the pushed image $image"
 
 images=
-for arch in ${ARCH:-amd64 arm64}; do images="$images $PWD/bin/podgauge-image-$arch.tar $PWD/bin/podgauge-sim-image-$arch.tar"; done
+for arch in ${ARCH:-amd64 arm64}; do images="$images $PWD/bin/podgauge-image-$arch.tar $PWD/bin/podgauge-sim-image-$arch.tar $PWD/bin/podgauge-kube-image-$arch.tar"; done
 PODGAUGE_IMAGES=$images go test -C test/e2e -count=1 -run 'TestImages$' ./image
 PODGAUGE_RELEASE=$PWD/bin/release VERSION=$VERSION go test -C test/e2e -count=1 -v -run 'TestRelease$' ./release

@@ -20,7 +20,7 @@ esac
 sign() { cosign "$@" --yes ${SIGN:-}; }
 
 : >bin/release/pushed.txt
-for program in podgauge podgauge-sim; do
+for program in podgauge podgauge-sim podgauge-kube; do
     image=$(crane push "$oci/$program" "$registry/$program:$VERSION")
     echo "$image" >>bin/release/pushed.txt
     sign sign "$image"

@@ -38,8 +38,10 @@ type imageFile struct {
 
 // programName returns the name of the image's command.
 func (img *ociImage) programName() string {
-	if strings.HasPrefix(img.name, registry+simulatorName+":") {
-		return simulatorName
+	for _, name := range []string{simulatorName, kubeName} {
+		if strings.HasPrefix(img.name, registry+name+":") {
+			return name
+		}
 	}
 	return "podgauge"
 }

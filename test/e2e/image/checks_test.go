@@ -14,14 +14,17 @@ import (
 	"strings"
 )
 
-// programPath is the path of podgauge, or podgauge-sim, in an image.
+// programPath is the path of podgauge, podgauge-sim or podgauge-kube in an image.
 const programPath = "/usr/bin/podgauge"
 
 // registry is the prefix of image names.
 const registry = "ghcr.io/podgauge/"
 
-// simulatorName is the command of the simulator image.
-const simulatorName = "podgauge-sim"
+// Commands of images besides podgauge's.
+const (
+	simulatorName = "podgauge-sim"
+	kubeName      = "podgauge-kube"
+)
 
 // elfMachines maps Go's names of the supported architectures to ELF's.
 var elfMachines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
@@ -160,14 +163,18 @@ func checkBuildInfo(img *ociImage) (string, error) {
 		set[s.Key] = s.Value
 	}
 	var errs []error
+	cgo, folder := "1", "github.com/podgauge/podgauge/cmd/"
+	if img.programName() == kubeName {
+		cgo, folder = "0", "github.com/podgauge/podgauge/kube/cmd/"
+	}
 	for key, want := range map[string]string{
-		"-trimpath": "true", "CGO_ENABLED": "1", "GOOS": "linux", "GOARCH": img.config.Architecture,
+		"-trimpath": "true", "CGO_ENABLED": cgo, "GOOS": "linux", "GOARCH": img.config.Architecture,
 	} {
 		if set[key] != want {
 			errs = append(errs, fmt.Errorf("%s is %q, want %q", key, set[key], want))
 		}
 	}
-	if want := "github.com/podgauge/podgauge/cmd/" + img.programName(); info.Path != want {
+	if want := folder + img.programName(); info.Path != want {
 		errs = append(errs, fmt.Errorf("command is %s, want %s", info.Path, want))
 	}
 	return fmt.Sprintf("%s, %d modules", info.GoVersion, len(info.Deps)), errors.Join(errs...)

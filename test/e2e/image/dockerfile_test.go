@@ -28,10 +28,16 @@ func findInFile(t *testing.T, file, expression string) string {
 
 // TestBuildFlags checks that the image and `make build` use the same flags, so that the delivered binary is the tested binary.
 func TestBuildFlags(t *testing.T) {
-	flags := findInFile(t, "Makefile", `^build:.*\n\tgo build (.*) -o `)
-	flags = strings.NewReplacer("$(VERSION)", "$VERSION", "'", `"`).Replace(flags)
-	if got := findInFile(t, "Dockerfile", `go build (.*) -o /out/podgauge `); got != flags {
-		t.Errorf("build flags of the Dockerfile: got %s\nwant as in the Makefile: %s", got, flags)
+	for target, command := range map[string]string{
+		`^build:.*\n\tgo build (.*) -o `:                           `CC=\$CC GOARCH=\$TARGETARCH go build (.*) -o /out/podgauge `,
+		`^kubectl-podgauge:.*\n\tcd kube && (CGO_.* build .*) -o `: `cd kube && (CGO_.*) -o /out/podgauge `,
+	} {
+		flags := findInFile(t, "Makefile", target)
+		flags = strings.NewReplacer("$(VERSION)", "$VERSION", "'", `"`).Replace(flags)
+		got := strings.Replace(findInFile(t, "Dockerfile", command), " GOARCH=$TARGETARCH", "", 1)
+		if got != flags {
+			t.Errorf("build flags of the Dockerfile: got %s\nwant as in the Makefile: %s", got, flags)
+		}
 	}
 	for _, name := range []string{"CGO_LDFLAGS", "CGO_CFLAGS"} {
 		want := findInFile(t, "Makefile", `^export `+name+` = (.*)$`)

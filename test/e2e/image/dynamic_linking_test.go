@@ -40,8 +40,11 @@ func checkArchitecture(img *ociImage) (string, error) {
 }
 
 // checkLazyBinding checks that functions of the driver are bound at the first call.
-// Otherwise the process exits at its start if the driver lacks a function.
+// Otherwise the process exits at its start if the driver lacks a function. podgauge-kube uses no driver.
 func checkLazyBinding(img *ociImage) (string, error) {
+	if img.programName() == kubeName {
+		return "no driver", nil
+	}
 	bin, err := img.openELF(programPath)
 	if err != nil {
 		return "", err
@@ -71,13 +74,19 @@ func checkLazyBinding(img *ociImage) (string, error) {
 	return fmt.Sprintf("%d NVML functions", functions), nil
 }
 
-// checkLibraries checks that the image has the dynamic linker and all required libraries and symbol versions.
+// checkLibraries checks that the image has the dynamic linker and all required libraries and symbol versions. podgauge-kube needs none.
 func checkLibraries(img *ociImage) (string, error) {
 	bin, err := img.openELF(programPath)
 	if err != nil {
 		return "", err
 	}
 	loader, err := interpreter(bin)
+	if img.programName() == kubeName {
+		if err == nil {
+			return "", fmt.Errorf("%s needs %s, want a static program", programPath, loader)
+		}
+		return "static", nil
+	}
 	if err != nil {
 		return "", err
 	}

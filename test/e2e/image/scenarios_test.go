@@ -36,6 +36,9 @@ var startScenarios = map[string][]startScenario{
 		{"--version", runVersion, false},
 		{"a simulated node", runSimulated, false},
 	},
+	kubeName: {
+		{"version", runKubeVersion, false},
+	},
 }
 
 // scenarioRunner runs the scenarios of an unpacked image.
@@ -91,6 +94,16 @@ func newScenarioRunner(t *testing.T, img *ociImage) *scenarioRunner {
 func runVersion(ctx context.Context, r *scenarioRunner) error {
 	got, err := r.output(ctx, "--version")
 	want := "podgauge " + r.img.config.Config.Labels["org.opencontainers.image.version"]
+	if err == nil && got != want {
+		err = fmt.Errorf("output is %q, want %q", got, want)
+	}
+	return err
+}
+
+// runKubeVersion checks that podgauge-kube prints the version of the image's label.
+func runKubeVersion(ctx context.Context, r *scenarioRunner) error {
+	got, err := r.output(ctx, "version")
+	want := "podgauge-kube " + r.img.config.Config.Labels["org.opencontainers.image.version"]
 	if err == nil && got != want {
 		err = fmt.Errorf("output is %q, want %q", got, want)
 	}
