@@ -37,7 +37,37 @@ var chartCases = []chartCase{
 	{"service-monitor", `{serviceMonitor: {enabled: true, interval: 15s, scrapeTimeout: 10s}, prometheusRule: {enabled: true, recording: false, alerts: {PodgaugeIdleDeviceAllocated: {enabled: false}}}}`},
 	{"annotations", `{prometheusAnnotations: {enabled: true}, service: {enabled: false}, podAnnotations: {example.com/team: gpu}}`},
 	{"network-policy", `networkPolicy: {enabled: true, from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}`},
-	{"kubernetes", `{podsAPI: {enabled: false}, metrics: {podUID: true}, kubernetes: {events: true, nodeCondition: true, pods: true, configLabel: nvidia.com/device-plugin.config}, config: {map: {a: "version: v1", b: "version: v1"}, default: a}, networkPolicy: {enabled: true, apiServer: {cidrs: [10.0.0.1/32, "fd00::1/128"], ports: [16443]}}}`},
+	{"kubernetes", `{podsAPI: {enabled: false}, metrics: {podUID: true}, kubernetes: {events: true, nodeCondition: true, deviceTaints: true, pods: true, configLabel: nvidia.com/device-plugin.config, adminClaims: true}, config: {map: {a: "version: v1", b: "version: v1"}, default: a}, networkPolicy: {enabled: true, apiServer: {cidrs: [10.0.0.1/32, "fd00::1/128"], ports: [16443]}}}`},
+	{"kubernetes-events", `{kubernetes: {events: true, admissionPolicy: {enabled: false}}, prometheusAnnotations: {enabled: true}}`},
+	{"kubernetes-controller", `
+kubernetes:
+  nodeCondition: true
+  condition: {preset: eks, reasons: {unhealthy: GPUFault, ready: GPUsReady}}
+  deviceTaints: true
+  deviceTaintEffects: {hardware: NoSchedule, suspect: None}
+  image: {repository: registry.example.com/kube, digest: "sha256:` + testDigest + `"}
+  replicas: 2
+  serviceAccountName: gpu-writer
+  tolerations: [{operator: Exists}]
+  affinity: {nodeAffinity: {}}
+  nodes: {scheme: https, caSecret: podgauge-tls, serverName: podgauge, username: kube, passwordSecret: podgauge-kube}
+hostNetwork: true
+webConfig: {existingSecret: podgauge-web}
+log: {level: debug, format: json}
+podMonitor: {enabled: true, interval: 15s, labels: {release: a}}
+networkPolicy: {fromNamespaces: {gpu-metrics: allowed}}
+openshift: {scc: true}
+revisionHistoryLimit: 2
+imagePullSecrets: [{name: pull}]
+commonLabels: {team: gpu}
+`},
+	{"kubernetes-sidecar", `
+kubernetes: {pods: true, configLabel: a, adminClaims: true}
+config: {name: gpu-configs}
+openshift: {scc: true}
+initContainers: [{name: wait, image: registry.example.com/wait}]
+networkPolicy: {from: [{podSelector: {}}]}
+`},
 	{"closed", `{networkPolicy: {fromNamespaces: {gpu-metrics: allowed}, from: [{ipBlock: {cidr: 10.0.0.1/32}}]}, web: {metricsOnly: true, allowedHosts: [gpu.example.com]}}`},
 	{"no-network-policy", `networkPolicy: {enabled: false}`},
 	{"host-network", `{hostNetwork: true, openshift: {scc: true}, webConfig: {existingSecret: podgauge-web, key: web-config.yml}, metrics: {port: 9410}, podMonitor: {enabled: true, honorLabels: false}}`},

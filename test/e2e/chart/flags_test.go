@@ -102,7 +102,7 @@ func TestVariables(t *testing.T) {
 		}
 	})
 	for _, unset := range []string{
-		"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT", "KUBELET_SOCKET", "CONFIG_NAME_FILE", // paths in the container
+		"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT", "KUBELET_SOCKET", // paths in the container
 		"NVIDIA_CTK_PATH", // another name of NVIDIA_CDI_HOOK_PATH
 	} {
 		if !known[unset] || set[unset] {
@@ -151,8 +151,8 @@ func TestFlags(t *testing.T) {
 // references have a minimal content.
 func mountVolumes(t *testing.T, documents []chartObject) *strings.Replacer {
 	t.Helper()
-	configs, web, tls := t.TempDir(), t.TempDir(), t.TempDir()
-	paths := strings.NewReplacer("/etc/podgauge/configs", configs, "/etc/podgauge/web", web, "/etc/podgauge/tls", tls)
+	configs, web, tls, sidecar := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
+	paths := strings.NewReplacer("/etc/podgauge/configs", configs, "/etc/podgauge/web", web, "/etc/podgauge/tls", tls, "/run/podgauge-kube", sidecar)
 	write := func(dir, name, text string) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(paths.Replace(text)), 0o600))
 	}
@@ -161,6 +161,13 @@ func mountVolumes(t *testing.T, documents []chartObject) *strings.Replacer {
 	certificate, key := certificate.New(t, 1)
 	write(tls, "tls.crt", certificate)
 	write(tls, "tls.key", key)
+	for _, container := range decodeAll[apps.DaemonSet](t, documents)[0].Spec.Template.Spec.InitContainers {
+		for _, arg := range container.Args { // podgauge-kube writes the default for nodes without the label
+			if name, found := strings.CutPrefix(arg, "--config-default="); found {
+				write(sidecar, "config-name", name)
+			}
+		}
+	}
 	for _, m := range decodeAll[core.ConfigMap](t, documents) {
 		for name, text := range m.Data {
 			if m.Name == "podgauge-configs" {

@@ -31,9 +31,11 @@ func TestNotes(t *testing.T) {
 		`web: {metricsOnly: true}`: {
 			[]string{"all namespaces and addresses may connect to port 9400, which serves only metrics."}, []string{open},
 		},
-		`networkPolicy: {egress: [{}]}`: {has: []string{"denied, except those of networkPolicy.ingress and networkPolicy.egress."}},
-		`kubernetes: {events: true}`:    {has: []string{"denied, except outbound to ports 443, 6443 of all addresses"}},
-		`{kubernetes: {events: true}, networkPolicy: {apiServer: {cidrs: [10.0.0.1/32], ports: [16443]}}}`: {
+		`networkPolicy: {egress: [{}]}`:                                 {has: []string{"denied, except those of networkPolicy.ingress and networkPolicy.egress."}},
+		`kubernetes: {pods: true}`:                                      {[]string{"denied, except outbound to ports 443, 6443 of all addresses"}, []string{"deployment/", "Only RBAC"}},
+		`kubernetes: {events: true}`:                                    {[]string{"outbound connections are denied.", "rollout status deployment/podgauge-kube"}, []string{"Only RBAC"}},
+		`kubernetes: {events: true, admissionPolicy: {enabled: false}}`: {has: []string{"Only RBAC limits it"}},
+		`{kubernetes: {pods: true}, networkPolicy: {apiServer: {cidrs: [10.0.0.1/32], ports: [16443]}}}`: {
 			has: []string{"denied, except outbound to ports 16443 of 10.0.0.1/32."},
 		},
 		`{hostNetwork: true, metrics: {port: 9410}}`:                   {has: []string{"port 9410 of each node is open to all clients", status}},

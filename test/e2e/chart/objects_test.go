@@ -10,6 +10,7 @@ import (
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
+	admission "k8s.io/api/admissionregistration/v1"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
 	networking "k8s.io/api/networking/v1"
@@ -77,12 +78,18 @@ var objectTypes = map[string]func() any{
 	"v1 ResourceQuota":                                func() any { return new(core.ResourceQuota) },
 	"v1 Service":                                      func() any { return new(core.Service) },
 	"apps/v1 DaemonSet":                               func() any { return new(apps.DaemonSet) },
+	"apps/v1 Deployment":                              func() any { return new(apps.Deployment) },
 	"networking.k8s.io/v1 NetworkPolicy":              func() any { return new(networking.NetworkPolicy) },
 	"monitoring.coreos.com/v1 PodMonitor":             func() any { return new(monitoring.PodMonitor) },
 	"monitoring.coreos.com/v1 ServiceMonitor":         func() any { return new(monitoring.ServiceMonitor) },
 	"monitoring.coreos.com/v1 PrometheusRule":         func() any { return new(monitoring.PrometheusRule) },
 	"rbac.authorization.k8s.io/v1 ClusterRole":        func() any { return new(rbac.ClusterRole) },
 	"rbac.authorization.k8s.io/v1 ClusterRoleBinding": func() any { return new(rbac.ClusterRoleBinding) },
+	"rbac.authorization.k8s.io/v1 Role":               func() any { return new(rbac.Role) },
+	"rbac.authorization.k8s.io/v1 RoleBinding":        func() any { return new(rbac.RoleBinding) },
+
+	"admissionregistration.k8s.io/v1 ValidatingAdmissionPolicy":        func() any { return new(admission.ValidatingAdmissionPolicy) },
+	"admissionregistration.k8s.io/v1 ValidatingAdmissionPolicyBinding": func() any { return new(admission.ValidatingAdmissionPolicyBinding) },
 
 	"monitoring.googleapis.com/v1 ClusterPodMonitoring":   func() any { return new(clusterPodMonitoring) },
 	"security.openshift.io/v1 SecurityContextConstraints": func() any { return new(securityConstraints) },
@@ -119,6 +126,11 @@ func decodeAll[T any](t *testing.T, all []chartObject) (found []*T) {
 	return found
 }
 
+// clusterKinds are the kinds of the chart without a namespace.
+var clusterKinds = []string{
+	"Namespace", "SecurityContextConstraints", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+}
+
 // TestTypes checks that each object matches the types of Kubernetes, the Prometheus operator or OpenShift, has the common labels, and is
 // in the release's namespace.
 func TestTypes(t *testing.T) {
@@ -144,7 +156,7 @@ func TestTypes(t *testing.T) {
 						t.Errorf("%s %s lacks the label %s", d.Kind, d.Metadata.Name, label)
 					}
 				}
-				if cluster := slices.Contains([]string{"Namespace", "SecurityContextConstraints", "ClusterRole", "ClusterRoleBinding"}, d.Kind); cluster != (d.Metadata.Namespace == "") {
+				if cluster := slices.Contains(clusterKinds, d.Kind); cluster != (d.Metadata.Namespace == "") {
 					t.Errorf("%s %s: got namespace %q", d.Kind, d.Metadata.Name, d.Metadata.Namespace)
 				}
 			}
@@ -163,33 +175,44 @@ func TestSelectors(t *testing.T) {
 		documents := mustRender(t, c.values)
 		set := decodeAll[apps.DaemonSet](t, documents)[0]
 		pod := set.Spec.Template
-		ports := map[string]int32{}
-		for _, port := range pod.Spec.Containers[0].Ports {
-			ports[port.Name] = port.ContainerPort
+		pods := map[string]core.PodTemplateSpec{set.Name: pod}
+		for _, d := range decodeAll[apps.Deployment](t, documents) {
+			pods[d.Name] = d.Spec.Template
 		}
-		check := func(kind string, selector, labels map[string]string, port string) {
-			if set, err := meta.LabelSelectorAsSelector(&meta.LabelSelector{MatchLabels: selector}); err != nil || set.Empty() || !set.Matches(k8slabels.Set(labels)) {
-				t.Errorf("%s: the selector %v of the %s does not match the labels %v", c.name, selector, kind, labels)
+		ports := portsOf(pod)
+		// check checks that the selector of an object matches only the pods of its name.
+		check := func(kind, name string, selector map[string]string, port string) {
+			for owner, template := range pods {
+				labels := k8slabels.Set(template.Labels)
+				if set, err := meta.LabelSelectorAsSelector(&meta.LabelSelector{MatchLabels: selector}); err != nil || set.Empty() || set.Matches(labels) != (owner == name) {
+					t.Errorf("%s: the selector %v of the %s %s and the labels %v of %s", c.name, selector, kind, name, labels, owner)
+				}
 			}
-			if port != "" && ports[port] == 0 {
-				t.Errorf("%s: port %s of the %s is not in %v", c.name, port, kind, ports)
+			if port != "" && portsOf(pods[name])[port] == 0 {
+				t.Errorf("%s: port %s of the %s is not in %v", c.name, port, kind, portsOf(pods[name]))
 			}
 		}
-		check("DaemonSet", set.Spec.Selector.MatchLabels, pod.Labels, "")
+		check("DaemonSet", set.Name, set.Spec.Selector.MatchLabels, "")
+		for _, d := range decodeAll[apps.Deployment](t, documents) {
+			check("Deployment", d.Name, d.Spec.Selector.MatchLabels, "")
+			checkControllerSelector(t, d.Spec.Template.Spec.Containers[0].Args, pod.Labels)
+		}
 		for _, s := range decodeAll[core.Service](t, documents) {
-			check("Service", s.Spec.Selector, pod.Labels, s.Spec.Ports[0].TargetPort.String())
+			check("Service", s.Name, s.Spec.Selector, s.Spec.Ports[0].TargetPort.String())
 			for _, m := range decodeAll[monitoring.ServiceMonitor](t, documents) {
-				check("ServiceMonitor", m.Spec.Selector.MatchLabels, s.Labels, "")
+				if selector := k8slabels.SelectorFromSet(m.Spec.Selector.MatchLabels); !selector.Matches(k8slabels.Set(s.Labels)) {
+					t.Errorf("%s: the ServiceMonitor's selector %v does not match %v", c.name, selector, s.Labels)
+				}
 			}
 		}
 		for _, p := range decodeAll[networking.NetworkPolicy](t, documents) {
-			check("NetworkPolicy", p.Spec.PodSelector.MatchLabels, pod.Labels, "")
+			check("NetworkPolicy", p.Name, p.Spec.PodSelector.MatchLabels, p.Spec.Ingress[0].Ports[0].Port.String())
 		}
 		for _, m := range decodeAll[monitoring.PodMonitor](t, documents) {
-			check("PodMonitor", m.Spec.Selector.MatchLabels, pod.Labels, *m.Spec.PodMetricsEndpoints[0].Port)
+			check("PodMonitor", m.Name, m.Spec.Selector.MatchLabels, *m.Spec.PodMetricsEndpoints[0].Port)
 		}
 		for _, m := range decodeAll[clusterPodMonitoring](t, documents) {
-			check("ClusterPodMonitoring", m.Spec.Selector.MatchLabels, pod.Labels, m.Spec.Endpoints[0].Port)
+			check("ClusterPodMonitoring", set.Name, m.Spec.Selector.MatchLabels, m.Spec.Endpoints[0].Port)
 		}
 		for _, probe := range []*core.Probe{pod.Spec.Containers[0].LivenessProbe, pod.Spec.Containers[0].ReadinessProbe} {
 			if ports[probe.HTTPGet.Port.String()] == 0 {
@@ -197,6 +220,29 @@ func TestSelectors(t *testing.T) {
 			}
 		}
 	}
+}
+
+// portsOf returns the ports of a pod's first container by name.
+func portsOf(pod core.PodTemplateSpec) map[string]int32 {
+	ports := map[string]int32{}
+	for _, port := range pod.Spec.Containers[0].Ports {
+		ports[port.Name] = port.ContainerPort
+	}
+	return ports
+}
+
+// checkControllerSelector checks that the controller's flag --selector matches podgauge's pods.
+func checkControllerSelector(t *testing.T, args []string, labels map[string]string) {
+	t.Helper()
+	for _, arg := range args {
+		if text, found := strings.CutPrefix(arg, "--selector="); found {
+			if selector, err := k8slabels.Parse(text); err != nil || selector.Empty() || !selector.Matches(k8slabels.Set(labels)) {
+				t.Errorf("--selector=%s does not match podgauge's pods: %v, %v", text, labels, err)
+			}
+			return
+		}
+	}
+	t.Errorf("the controller lacks --selector: %q", args)
 }
 
 // TestLint checks that helm lint only reports the missing icon.

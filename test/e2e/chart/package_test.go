@@ -2,6 +2,7 @@ package chart
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,15 +46,21 @@ func TestPackage(t *testing.T) {
 	}
 }
 
-// TestArtifactHub checks that Artifact Hub shows the image that the chart installs.
+// TestArtifactHub checks that Artifact Hub shows the images that the chart installs.
 func TestArtifactHub(t *testing.T) {
 	c, err := loader.LoadDir(chartDir)
 	require.NoError(t, err)
 	var images []struct{ Name, Image string }
 	require.NoError(t, yaml.Unmarshal([]byte(c.Metadata.Annotations["artifacthub.io/images"]), &images))
-	want := c.Values["image"].(map[string]any)["repository"].(string) + ":" + c.Metadata.AppVersion
-	if len(images) != 1 || images[0].Image != want {
-		t.Errorf("got images %v, want %s", images, want)
+	var got, want []string
+	for _, image := range images {
+		got = append(got, image.Image)
+	}
+	for _, values := range []any{c.Values["image"], c.Values["kubernetes"].(map[string]any)["image"]} {
+		want = append(want, values.(map[string]any)["repository"].(string)+":"+c.Metadata.AppVersion)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got images %v, want %v", got, want)
 	}
 	if want := "v" + c.Metadata.Version; c.Metadata.AppVersion != want {
 		t.Errorf("appVersion is %s, want %s", c.Metadata.AppVersion, want)

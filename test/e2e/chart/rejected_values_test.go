@@ -29,7 +29,12 @@ func TestRejectedValues(t *testing.T) {
 		{`kubernetes: {events: yes please}`, "/kubernetes/events"},
 		{`kubernetes: {configLabel: "a label"}`, "/kubernetes/configLabel"},
 		{`kubernetes: {configLabel: a}`, "kubernetes.configLabel: requires config.map or config.name"},
-		{`{kubernetes: {configLabel: a}, config: {name: b}, state: {enabled: false}}`, "kubernetes.configLabel: requires state.enabled"},
+		{`kubernetes: {condition: {preset: gke}}`, "/kubernetes/condition/preset"},
+		{`kubernetes: {condition: {healthyStatus: true}}`, "/kubernetes/condition/healthyStatus"},
+		{`kubernetes: {condition: {reasons: {good: A}}}`, "invalid propertyName 'good'"},
+		{`kubernetes: {deviceTaintEffects: {hardware: Evict}}`, "/kubernetes/deviceTaintEffects/hardware"},
+		{`kubernetes: {replicas: -1}`, "/kubernetes/replicas"},
+		{`kubernetes: {nodes: {scheme: tcp}}`, "/kubernetes/nodes/scheme"},
 		{`log: {level: verbose}`, "/log/level"},
 		{`health: {disable: [soon]}`, "/health/disable/0"},
 		{`health: {unhealthyAfter: 30}`, "/health/unhealthyAfter"},
@@ -108,6 +113,14 @@ serviceMonitor: {enabled: true}`, "serviceMonitor.scheme: expected https"},
 		{`{serviceMonitor: {enabled: true}, service: {enabled: false}}`, "serviceMonitor.enabled: requires service.enabled"},
 		{`{podsAPI: {enabled: false}, metrics: {podUID: true}}`, "require podsAPI.enabled or kubernetes.pods"},
 		{`{podsAPI: {enabled: false}, metrics: {labelsAllowlist: [app]}}`, "require podsAPI.enabled"},
+		{`{kubernetes: {deviceTaints: true}, web: {metricsOnly: true}}`, "web.metricsOnly: not with kubernetes.events, kubernetes.nodeCondition or kubernetes.deviceTaints"},
+		{`{kubernetes: {events: true}, webConfig: {content: {tls_server_config: {cert_file: a}}}}`, "kubernetes.nodes.scheme: expected https"},
+		{`{kubernetes: {events: true}, webConfig: {content: {basic_auth_users: {a: b}}}}`, "kubernetes.nodes.username: expected a user of webConfig.content"},
+		{`kubernetes: {events: true, nodes: {username: a}}`, "kubernetes.nodes.passwordSecret: set both or none"},
+		{`kubernetes: {events: true, nodes: {caSecret: a}}`, "require kubernetes.nodes.scheme=https"},
+		{`kubernetes: {events: true, serviceAccountName: podgauge}`, "kubernetes.serviceAccountName: must differ from serviceAccount.name"},
+		{`kubernetes: {condition: {preset: aks, type: GPU}}`, "kubernetes.condition: the preset aks has several conditions"},
+		{`extraContainers: [{name: podgauge-kube}]`, "podgauge-kube is the name of podgauge's own container"},
 		{`{simulate: node, kernelLog: {enabled: true}}`, "kernelLog.enabled: not with simulate"},
 		{`prometheusRule: {enabled: true, alerts: {PodgaugeNoSuchAlert: {}}}`, "unknown alert PodgaugeNoSuchAlert"},
 		{`prometheusRule: {enabled: true, alerts: {PodgaugeDown: {threshold: 1}}}`, "prometheusRule.alerts.PodgaugeDown.threshold: the alert has no threshold"},
@@ -140,7 +153,7 @@ func TestSurgeOfOlderKubernetes(t *testing.T) {
 			t.Errorf("%s: got %v, want error %q", version, err, want)
 		}
 	}
-	if _, _, err := renderChartFor("v1.27.0"); err != nil {
+	if _, _, err := renderChartFor(olderVersion); err != nil {
 		t.Errorf("without surge: got %v", err)
 	}
 }

@@ -29,6 +29,9 @@ const (
 	chartDir = root + "/deploy/helm/podgauge"
 )
 
+// olderVersion is a version of Kubernetes without ValidatingAdmissionPolicy, which is v1 from 1.30.
+const olderVersion = "v1.27.0"
+
 // chartObject is a rendered object.
 type chartObject struct {
 	template string // file name
@@ -48,7 +51,7 @@ type objectHeader struct {
 }
 
 // installOrder is the order of installation: referenced objects come first.
-var installOrder = []string{"Namespace", "SecurityContextConstraints", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap", "Service", "DaemonSet", "NetworkPolicy", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
+var installOrder = []string{"Namespace", "SecurityContextConstraints", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap", "Service", "DaemonSet", "Deployment", "NetworkPolicy", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
 
 // mergeValues merges values as helm does for several -f: later texts override earlier texts.
 func mergeValues(texts ...string) (map[string]any, error) {
@@ -81,6 +84,9 @@ func renderChartFor(kubeVersion string, values ...string) (all []chartObject, no
 	release := common.ReleaseOptions{Name: "podgauge", Namespace: "podgauge", Revision: 1, IsInstall: true}
 	capabilities := common.DefaultCapabilities.Copy()
 	capabilities.KubeVersion = common.KubeVersion{Version: kubeVersion}
+	if kubeVersion != olderVersion {
+		capabilities.APIVersions = append(capabilities.APIVersions, "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy")
+	}
 	rendered, err := util.ToRenderValues(c, merged, release, capabilities)
 	if err != nil {
 		return nil, "", err
@@ -101,7 +107,7 @@ func renderChartFor(kubeVersion string, values ...string) (all []chartObject, no
 		}
 		all = append(all, found...)
 	}
-	slices.SortFunc(all, func(a, b chartObject) int {
+	slices.SortStableFunc(all, func(a, b chartObject) int {
 		return cmp.Or(
 			cmp.Compare(slices.Index(installOrder, a.Kind), slices.Index(installOrder, b.Kind)),
 			cmp.Compare(a.Metadata.Name, b.Metadata.Name))

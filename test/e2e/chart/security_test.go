@@ -18,15 +18,32 @@ type podRequirements struct {
 	metricsOnly         bool // without the device plugin: the device-plugins folder is read-only
 	hostNetwork         bool
 	containers          int      // besides podgauge's
-	rules               []string // of the API server: verbs and resource
+	rules               []string // of podgauge's service account, whose token the sidecar has: verbs and resource
+	controller          []string // rules of the controller's service account
 }
+
+// Rules of the controller by feature.
+var (
+	nodeRule       = []string{"get nodes"}
+	eventRules     = []string{"create,patch events", "get pods"}
+	conditionRules = []string{"patch nodes/status"}
+	taintRules     = []string{"list,watch,create,update,delete resource.k8s.io/devicetaintrules", "list resource.k8s.io/resourceslices"}
+)
 
 // caseRequirements has the additional privileges of cases; other cases have none.
 var caseRequirements = map[string]podRequirements{
 	"measure-only": {metricsOnly: true},
 	"host-network": {hostNetwork: true},
 	"extras":       {containers: 2},
-	"kubernetes":   {rules: []string{"create,patch events", "get pods", "patch nodes/status", "list,watch pods", "list,watch nodes"}},
+	"kubernetes": {
+		containers: 2, rules: []string{"list,watch pods", "list,watch nodes", "get resource.k8s.io/resourceclaims"},
+		controller: slices.Concat(nodeRule, eventRules, conditionRules, taintRules),
+	},
+	"kubernetes-events":     {controller: slices.Concat(nodeRule, eventRules)},
+	"kubernetes-controller": {hostNetwork: true, controller: slices.Concat(nodeRule, conditionRules, taintRules)},
+	"kubernetes-sidecar": {
+		containers: 3, rules: []string{"list,watch pods", "list,watch nodes", "get resource.k8s.io/resourceclaims"},
+	},
 	"gke":          {privileged: true},
 	"processes":    {hostPID: true},
 	"time-slicing": {hostPID: true},
@@ -64,7 +81,9 @@ func TestSecurity(t *testing.T) {
 		known[c.name] = true
 		t.Run(c.name, func(t *testing.T) {
 			documents := mustRender(t, c.values)
-			checkRules(t, documents, caseRequirements[c.name].rules)
+			checkRules(t, documents, map[string][]string{
+				releaseAccount: caseRequirements[c.name].rules, controllerAccount(c.name): caseRequirements[c.name].controller,
+			})
 			for _, account := range decodeAll[core.ServiceAccount](t, documents) {
 				if account.AutomountServiceAccountToken == nil || *account.AutomountServiceAccountToken {
 					t.Errorf("the ServiceAccount %s mounts its token", account.Name)
@@ -88,38 +107,85 @@ func TestSecurity(t *testing.T) {
 	}
 }
 
-// checkRules checks that the service account has exactly the wanted verbs and resources of the core group.
-func checkRules(t *testing.T, documents []chartObject, want []string) {
+// releaseAccount is the service account of podgauge's pods.
+const releaseAccount = "podgauge"
+
+// controllerAccount is the service account of the controller of a case.
+func controllerAccount(name string) string {
+	if name == "kubernetes-controller" {
+		return "gpu-writer"
+	}
+	return "podgauge-kube"
+}
+
+// checkRules checks that the service accounts have exactly the wanted verbs and resources in the cluster, and the controller those for
+// podgauge's pods and its lease in the namespace.
+func checkRules(t *testing.T, documents []chartObject, want map[string][]string) {
 	t.Helper()
-	var got []string
+	got := map[string][]string{}
+	roles := map[string][]rbac.PolicyRule{}
 	for _, role := range decodeAll[rbac.ClusterRole](t, documents) {
-		for _, rule := range role.Rules {
-			if !slices.Equal(rule.APIGroups, []string{""}) || len(rule.NonResourceURLs) > 0 {
-				t.Errorf("unexpected rule %+v", rule)
-			}
-			got = append(got, strings.Join(rule.Verbs, ",")+" "+strings.Join(rule.Resources, ","))
+		roles[role.Name] = role.Rules
+	}
+	for _, binding := range decodeAll[rbac.ClusterRoleBinding](t, documents) {
+		got[subjectName(t, binding.Subjects)] = ruleTexts(roles[binding.RoleRef.Name])
+		delete(roles, binding.RoleRef.Name)
+	}
+	if len(roles) > 0 {
+		t.Errorf("roles without a binding: %v", roles)
+	}
+	for _, role := range decodeAll[rbac.Role](t, documents) {
+		wantRules := []string{"list,watch pods", "create coordination.k8s.io/leases", "get,update coordination.k8s.io/leases podgauge-kube"}
+		if rules := ruleTexts(role.Rules); !slices.Equal(rules, wantRules) {
+			t.Errorf("rules in the namespace: got %q, want %q", rules, wantRules)
 		}
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got rules %q, want %q", got, want)
-	}
-	bindings := decodeAll[rbac.ClusterRoleBinding](t, documents)
-	if len(bindings) != min(len(want), 1) {
-		t.Errorf("got %d bindings", len(bindings))
-	}
-	for _, d := range documents {
-		if strings.Contains(d.APIVersion, "rbac") && !strings.HasPrefix(d.Kind, "ClusterRole") {
-			t.Errorf("unexpected %s", d.Kind)
+	hasController := 0
+	for account, rules := range want {
+		if !slices.Equal(got[account], rules) {
+			t.Errorf("rules of %s: got %q, want %q", account, got[account], rules)
+		}
+		if delete(got, account); account != releaseAccount && len(rules) > 0 {
+			hasController = 1
 		}
 	}
+	bindings := decodeAll[rbac.RoleBinding](t, documents)
+	for _, binding := range bindings {
+		if account := subjectName(t, binding.Subjects); len(want[account]) == 0 || account == releaseAccount {
+			t.Errorf("the role %s is bound to %s", binding.RoleRef.Name, account)
+		}
+	}
+	if len(got) > 0 || len(bindings) != hasController {
+		t.Errorf("unexpected rules %q, or %d bindings in the namespace", got, len(bindings))
+	}
+}
+
+// subjectName returns the name of a binding's only service account.
+func subjectName(t *testing.T, subjects []rbac.Subject) string {
+	t.Helper()
+	if len(subjects) != 1 || subjects[0].Kind != "ServiceAccount" {
+		t.Fatalf("got subjects %v, want a service account", subjects)
+	}
+	return subjects[0].Name
+}
+
+// ruleTexts returns the verbs, group and resources, and names, of each rule.
+func ruleTexts(rules []rbac.PolicyRule) (texts []string) {
+	for _, rule := range rules {
+		group := ""
+		if g := strings.Join(rule.APIGroups, ","); g != "" {
+			group = g + "/"
+		}
+		words := slices.Concat([]string{strings.Join(rule.Verbs, ","), group + strings.Join(rule.Resources, ",")}, rule.ResourceNames, rule.NonResourceURLs)
+		texts = append(texts, strings.Join(words, " "))
+	}
+	return texts
 }
 
 // checkPodSecurity checks what the level baseline of TestPodSecurityLevel leaves open.
 func checkPodSecurity(t *testing.T, pod core.PodSpec, want podRequirements) {
 	t.Helper()
-	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken != (len(want.rules) > 0) {
-		t.Errorf("automountServiceAccountToken: want %t", len(want.rules) > 0)
-	}
+	checkToken(t, pod, len(want.rules) > 0)
 	if pod.ShareProcessNamespace != nil {
 		t.Error("the containers share the namespace of processes")
 	}
@@ -154,6 +220,39 @@ func checkPodSecurity(t *testing.T, pod core.PodSpec, want podRequirements) {
 	checkMounts(t, pod, want)
 }
 
+// checkToken checks that only the containers of podgauge-kube have the token of the service account, and that these have no folder of the
+// node, capability or privilege.
+func checkToken(t *testing.T, pod core.PodSpec, hasSidecar bool) {
+	t.Helper()
+	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
+		t.Error("the pod mounts the token in all containers")
+	}
+	volumes := map[string]core.Volume{}
+	for _, v := range pod.Volumes {
+		volumes[v.Name] = v
+	}
+	withToken := 0
+	for _, container := range slices.Concat(pod.InitContainers, pod.Containers) {
+		isSidecar := strings.HasPrefix(container.Name, "podgauge-kube")
+		for _, m := range container.VolumeMounts {
+			v := volumes[m.Name]
+			if v.Projected != nil {
+				withToken++
+			}
+			if (v.Projected != nil) != (isSidecar && m.MountPath == "/var/run/secrets/kubernetes.io/serviceaccount") || isSidecar && v.HostPath != nil {
+				t.Errorf("%s has %s at %s", container.Name, m.Name, m.MountPath)
+			}
+		}
+		if s := container.SecurityContext; isSidecar && (s.Privileged != nil || len(s.Capabilities.Add) > 0 || !slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}) ||
+			*s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem) {
+			t.Errorf("security context of %s: got %+v", container.Name, s)
+		}
+	}
+	if hasSidecar != (withToken > 0) {
+		t.Errorf("got %d containers with a token, want some: %t", withToken, hasSidecar)
+	}
+}
+
 // checkMounts checks that each host path is allowed, with the minimum access, and that each volume is mounted.
 func checkMounts(t *testing.T, pod core.PodSpec, want podRequirements) {
 	t.Helper()
@@ -168,6 +267,9 @@ func checkMounts(t *testing.T, pod core.PodSpec, want podRequirements) {
 		mounts[m.Name] = m
 	}
 	for _, v := range pod.Volumes {
+		if v.Projected != nil { // the sidecar's token
+			continue
+		}
 		m, ok := mounts[v.Name]
 		if !ok {
 			t.Errorf("the volume %s is not mounted", v.Name)

@@ -35,6 +35,24 @@ func TestRegistries(t *testing.T) {
 	})
 }
 
+// TestKubeImage checks that podgauge-kube's image has the tag and the registry of podgauge's, unless it has a tag of its own.
+func TestKubeImage(t *testing.T) {
+	for values, want := range map[string]string{
+		``: "ghcr.io/podgauge/podgauge-kube:v1",
+		`{image: {registry: r.test}, kubernetes: {image: {repository: mirror/kube}}}`: "r.test/mirror/kube:v1",
+		`{global: {imageRegistry: g.test}, simulate: hardware}`:                       "g.test/podgauge/podgauge-kube:v1",
+		`kubernetes: {image: {tag: v2}}`:                                              "ghcr.io/podgauge/podgauge-kube:v2",
+		`kubernetes: {image: {digest: "sha256:` + testDigest + `"}}`:                  "ghcr.io/podgauge/podgauge-kube@sha256:" + testDigest,
+	} {
+		documents := mustRender(t, values, `{kubernetes: {events: true, pods: true}, image: {tag: v1}}`)
+		controller := decodeAll[apps.Deployment](t, documents)[0].Spec.Template.Spec.Containers[0]
+		sidecar := decodeAll[apps.DaemonSet](t, documents)[0].Spec.Template.Spec.Containers[1]
+		if controller.Image != want || sidecar.Image != want {
+			t.Errorf("%s: got %s and %s, want %s", values, controller.Image, sidecar.Image, want)
+		}
+	}
+}
+
 // TestDevices checks that without NVIDIA's runtime, the container mounts the folder with the device nodes. A driver container has its own.
 func TestDevices(t *testing.T) {
 	folder := func(pod core.PodSpec) string {

@@ -30,10 +30,8 @@
 {{- if $v.metrics.nvlinkLinks }}{{ $args = append $args "--metrics.nvlink-links" }}{{ end }}
 {{- if $v.metrics.dcgm }}{{ $args = append $args "--metrics.dcgm" }}{{ end }}
 {{- with $v.metrics.seriesLimit }}{{ $args = append $args (printf "--metrics.series-limit=%d" (int .)) }}{{ end }}
-{{- if $v.kubernetes.events }}{{ $args = append $args "--kubernetes.events" }}{{ end }}
-{{- if $v.kubernetes.nodeCondition }}{{ $args = append $args "--kubernetes.node-condition" }}{{ end }}
-{{- if $v.kubernetes.pods }}{{ $args = append $args "--kubernetes.pods" }}{{ end }}
-{{- with $v.kubernetes.configLabel }}{{ $args = append $args (printf "--kubernetes.config-label=%s" .) }}{{ end }}
+{{- if $v.kubernetes.pods }}{{ $args = append $args "--pods-api-fallback-socket=/run/podgauge-kube/pods-api.sock" }}{{ end }}
+{{- if $v.kubernetes.adminClaims }}{{ $args = append $args "--ignore-claims-file=/run/podgauge-kube/admin-claims" }}{{ end }}
 {{- with $v.log.level }}{{ $args = append $args (printf "--log.level=%s" .) }}{{ end }}
 {{- with $v.log.format }}{{ $args = append $args (printf "--log.format=%s" .) }}{{ end }}
 {{- with concat $args $v.extraArgs }}
@@ -67,9 +65,14 @@ setting set none. */}}
 {{- if $facts.configFolder }}
 - name: CONFIG_FILE
   value: /etc/podgauge/configs
+{{- if $v.kubernetes.configLabel }}
+- name: CONFIG_NAME_FILE
+  value: /run/podgauge-kube/config-name
+{{- else }}
 {{- with $facts.configName }}
 - name: CONFIG_NAME
   value: {{ . | quote }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- $said := list

@@ -40,12 +40,17 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- default .Chart.AppVersion .Values.image.tag | trunc 63 | trimAll "-_." }}
 {{- end }}
 
-{{- /* A repository begins with a registry if its first part is a host, as container runtimes read it. */}}
-{{- define "podgauge.image" -}}
-{{- $repository := .Values.image.repository }}
-{{- with coalesce (default dict .Values.global).imageRegistry .Values.image.registry }}
+{{- /* podgauge.repository is a repository in the registry of the values. A repository begins with a registry if its first part is a host, as container runtimes read it. */}}
+{{- define "podgauge.repository" -}}
+{{- $repository := .repository }}
+{{- with coalesce (default dict .values.global).imageRegistry .values.image.registry }}
 {{- $repository = printf "%s/%s" . (regexReplaceAll "^(localhost|[^/]*[.:][^/]*)/" $repository "") }}
 {{- end }}
+{{- $repository }}
+{{- end }}
+
+{{- define "podgauge.image" -}}
+{{- $repository := include "podgauge.repository" (dict "values" .Values "repository" .Values.image.repository) }}
 {{- if .Values.simulate }}{{ $repository = printf "%s-sim" $repository }}{{ end }}
 {{- if .Values.image.digest }}
 {{- printf "%s@%s" $repository .Values.image.digest }}
@@ -60,7 +65,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   nodes         Allocate returns device nodes, by a value or possibly by a config
   mig, cdi      the feature is on, by a value or by a config
   driverRoot    the folder of the node with the driver is mounted
-  apiServer     a feature uses the API server
+  controller    a feature needs podgauge-kube's controller
+  sidecar       a feature needs podgauge-kube in podgauge's pods; nodeFiles: its files
   configFolder  named configs are mounted; configMap has them, configName selects one
   web           there is a web config; webSecret is where */}}
 {{- define "podgauge.facts" -}}
@@ -98,6 +104,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   {{- end }}
 {{- end }}
 {{- $configName := default $fallback $v.config.default }}
+{{- $nodeFiles := or (ne $v.kubernetes.configLabel "") $v.kubernetes.adminClaims }}
 {{- $web := or (not (empty $v.webConfig.content)) (ne $v.webConfig.existingSecret "") }}
 {{- dict
   "hardware" $hardware
@@ -110,7 +117,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "configFolder" (or (ne $v.config.name "") (ne $configName "") (and (ne $v.kubernetes.configLabel "") (gt (len $v.config.map) 0)))
   "configMap" (default (printf "%s-configs" (include "podgauge.fullname" .)) $v.config.name)
   "configName" $configName
-  "apiServer" (or $v.kubernetes.events $v.kubernetes.nodeCondition $v.kubernetes.pods (ne $v.kubernetes.configLabel ""))
+  "controller" (or $v.kubernetes.events $v.kubernetes.nodeCondition $v.kubernetes.deviceTaints)
+  "sidecar" (or $v.kubernetes.pods $nodeFiles)
+  "nodeFiles" $nodeFiles
   "surge" $surge
   "web" $web
   "webSecret" (default (printf "%s-web" (include "podgauge.fullname" .)) $v.webConfig.existingSecret)

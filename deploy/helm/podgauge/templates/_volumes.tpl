@@ -70,6 +70,9 @@
     secretName: {{ . }}
     defaultMode: 0400
 {{- end }}
+{{- if $facts.sidecar }}
+{{ include "podgauge.kube.nodeVolumes" . }}
+{{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
@@ -100,6 +103,11 @@
 {{- if .Values.webConfig.tlsSecret }}
 - name: tls
   mountPath: /etc/podgauge/tls
+  readOnly: true
+{{- end }}
+{{- if $facts.sidecar }}
+- name: podgauge-kube
+  mountPath: /run/podgauge-kube
   readOnly: true
 {{- end }}
 {{- with .Values.extraVolumeMounts }}
