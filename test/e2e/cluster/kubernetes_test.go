@@ -28,7 +28,7 @@ const (
 
 // kubernetesValues enable the features with the API server, with a config for shared GPUs.
 const kubernetesValues = `
-kubernetes: {events: true, nodeCondition: true, pods: true, configLabel: nvidia.com/device-plugin.config}
+kubernetes: {events: true, nodeCondition: true, deviceTaints: true, pods: true, configLabel: nvidia.com/device-plugin.config, adminClaims: true}
 metrics: {podUID: true, labelsAllowlist: [team]}
 config:
   default: whole
@@ -39,26 +39,37 @@ config:
       sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}
 `
 
-// TestKubernetesObjects tests events, node condition and config label, on a node with a kubelet without Pods API.
+// TestKubernetesObjects tests events, node condition, config label and the rights of podgauge-kube, on a node with a kubelet without Pods API.
 func TestKubernetesObjects(t *testing.T) {
 	o := cluster.Options()
 	o.KubeletVersion = programs.OlderVersion
 	s := newClusterFixture(t, o)
 	s.kubectl(t, "label", "namespace", releaseNamespace, "pod-security.kubernetes.io/enforce=privileged")
 	s.installMonitoringKinds(t)
+	_, err := s.Node.LoadImage(t.Context(), cluster.Archive(repoRoot, "podgauge-kube"))
+	must(t, err)
 	values := s.kubernetesValues()
 	must(t, os.WriteFile(values, []byte(kubernetesValues), 0o644))
 	s.helm(t, "install", releaseName, chartDir, "--namespace="+releaseNamespace, "--values="+s.values, "--values="+values)
 	await(t, "the DaemonSet is ready", s.daemonSet)
 	await(t, "the node has GPUs", s.hasAllocatable(gpuCount))
+	s.awaitController(t)
 	s.runSteps(
 		t,
+		clusterStep{"only the sidecar has a token", onlySidecarToken},
+		clusterStep{"refused requests", refusedRequests},
 		clusterStep{"config by label", configByLabel},
 		clusterStep{"device retired and trusted", retiredGPU},
 		clusterStep{"events and condition of a failing pod", failingPod},
 		clusterStep{"API server down", apiServerDown},
 		clusterStep{"node condition disabled", conditionDisabled},
 	)
+}
+
+// awaitController waits until the controller's current pods are available, and older ones are gone.
+func (s *clusterFixture) awaitController(t *testing.T) {
+	t.Helper()
+	s.kubectl(t, "rollout", "status", "--namespace="+releaseNamespace, "deployment/"+releaseName+"-kube", "--timeout="+waitTimeout.String())
 }
 
 // configByLabel changes the node's config label and checks that the node's number of GPUs changes without a restart of podgauge.
@@ -227,6 +238,7 @@ func conditionDisabled(t *testing.T, s *clusterFixture) {
 	s.helm(t, "upgrade", releaseName, chartDir, "--namespace="+releaseNamespace, "--values="+s.values, "--values="+s.kubernetesValues(),
 		"--set=kubernetes.nodeCondition=false")
 	await(t, "the DaemonSet is ready", s.daemonSet)
+	s.awaitController(t)
 	must(t, s.hasCondition("True", "GPU")(t.Context()))
 	page := testfile.Read(t, repoRoot+"/docs/how-to/kubernetes-objects.md")
 	_, command, _ := strings.Cut(page, "<!-- remove-condition -->\n```sh\n")

@@ -203,9 +203,9 @@ func (s *clusterFixture) trainers(t *testing.T) []podObject {
 	return pods
 }
 
-// podgaugePods returns the release's pods.
+// podgaugePods returns the pods of the release's DaemonSet.
 func (s *clusterFixture) podgaugePods(ctx context.Context) ([]podObject, error) {
-	return s.pods(ctx, releaseNamespace, "app.kubernetes.io/instance="+releaseName)
+	return s.pods(ctx, releaseNamespace, "app.kubernetes.io/name="+releaseName)
 }
 
 // podgaugePod returns the release's only pod.
