@@ -46,6 +46,7 @@ demo: build ## a simulated node in this terminal
 
 cluster: ## a one-node cluster with simulated GPUs in this terminal; as root
 	$(local-image) PROGRAM=podgauge-sim
+	$(local-image) PROGRAM=podgauge-kube
 	cd test/e2e && go run ./cmd/e2e setup cluster && go run ./cmd/e2e cluster
 
 # Many tests wait, so more run at a time than there are processors.
@@ -79,7 +80,7 @@ lint: ## linters, unreachable code, workflows, and the limits of tools/codestats
 golden: ## regenerate golden files
 	go test ./internal/app ./internal/config ./dashboards ./exporter ./internal/web/status ./test/repo -update
 	cd test/e2e && go test ./podsfixture -run Fixtures -update
-	cd kube && go test ./cmd/kubectl-podgauge -update
+	cd kube && go test ./cmd/kubectl-podgauge ./cmd/podgauge-kube -update
 	cd test/e2e/chart && go test -run Copies -update . && go test -run "Golden|Manifest|Readme" -update .
 
 image: ## OCI archives in bin; ARCH=amd64 for one architecture; PROGRAM=podgauge-sim or podgauge-kube; BASES=local (as root) without a registry

@@ -17,8 +17,8 @@ import (
 // repoRoot is the repository root, relative to test/e2e.
 const repoRoot = "../.."
 
-// runCluster runs a cluster until ctx is done. Its node has the image of
-// podgauge-sim under the tag of the chart.
+// runCluster runs a cluster until ctx is done. Its node has the images of
+// podgauge-sim and podgauge-kube under the tag of the chart.
 func runCluster(ctx context.Context, out io.Writer) (err error) {
 	if err := cluster.CheckRequirements(programs.OfCluster()); err != nil {
 		return err
@@ -36,24 +36,26 @@ func runCluster(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	image, err := n.LoadImage(ctx, cluster.Archive(repoRoot, "podgauge-sim"))
-	if err != nil {
-		return err
-	}
 	chart, err := filepath.Abs(repoRoot + "/deploy/helm/podgauge")
 	if err != nil {
 		return err
 	}
-	objects, err := c.Helm(ctx, "template", "--set=simulate=hardware", chart)
+	objects, err := c.Helm(ctx, "template", "--set=simulate=hardware,kubernetes.events=true", chart)
 	if err != nil {
 		return err
 	}
-	match := imagePattern.FindStringSubmatch(objects)
-	if match == nil {
-		return errors.New("the manifest of the chart has no image")
-	}
-	if err := n.TagImage(ctx, image, match[1]); err != nil {
-		return err
+	var image string
+	for _, program := range []string{"podgauge-kube", "podgauge-sim"} {
+		if image, err = n.LoadImage(ctx, cluster.Archive(repoRoot, program)); err != nil {
+			return err
+		}
+		match := regexp.MustCompile(`(?m)^ +image: "?([^"\n]+/` + program + `:[^"\n]+)"?$`).FindStringSubmatch(objects)
+		if match == nil {
+			return fmt.Errorf("the manifest of the chart has no image of %s", program)
+		}
+		if err := n.TagImage(ctx, image, match[1]); err != nil {
+			return err
+		}
 	}
 	if err := n.TagImage(ctx, node.TestImage, pauseImage); err != nil {
 		return err
@@ -68,9 +70,6 @@ func runCluster(ctx context.Context, out io.Writer) (err error) {
 	<-ctx.Done()
 	return nil
 }
-
-// imagePattern matches the image in the chart's manifest.
-var imagePattern = regexp.MustCompile(`(?m)^ +image: "?([^"\n]+)"?$`)
 
 // pauseImage is the image of deploy/pod.yaml. The test image replaces it, so
 // that no registry is needed.
