@@ -52,7 +52,7 @@ kubernetes:
   affinity: {nodeAffinity: {}}
   nodes: {scheme: https, caSecret: podgauge-tls, serverName: podgauge, username: kube, passwordSecret: podgauge-kube}
 hostNetwork: true
-webConfig: {existingSecret: podgauge-web}
+webConfig: {existingSecret: podgauge-web, key: web-config.yml}
 log: {level: debug, format: json}
 podMonitor: {enabled: true, interval: 15s, labels: {release: a}}
 networkPolicy: {fromNamespaces: {gpu-metrics: allowed}}
