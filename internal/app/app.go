@@ -99,13 +99,14 @@ func newApp(o *flags.Options, m *Hardware, reload <-chan os.Signal, log *slog.Lo
 // logger returns the log of a component.
 func (a *app) logger(component string) *slog.Logger { return a.log.With("component", component) }
 
-// addConfig adds the watcher of the config.
+// addConfig adds the watchers of the config and of the retired devices.
 func (a *app) addConfig() {
 	watcher := config.NewWatcher(a.o.Builder, a.o.Loaded, config.WatcherOptions{
 		Settings: &a.node.Settings, Reload: a.reload, Log: a.logger("config"),
 	})
 	a.selfMetrics.ExportOne("podgauge_config_unknown_keys", func() float64 { return float64(watcher.UnknownKeys()) })
-	a.tasks = append(a.tasks, watcher.Run)
+	retired := config.NewRetiredWatcher(a.o.Health.RetiredFile, &a.node.Retired, a.logger("config"))
+	a.tasks = append(a.tasks, watcher.Run, retired.Run)
 }
 
 // addAllocations adds the clients of the kubelet's APIs.
@@ -157,7 +158,7 @@ func (a *app) addHealth() {
 	monitorOptions := health.Options{
 		UnhealthyTimeout: o.UnhealthyAfter, RestartAfter: o.RestartAfter, Log: a.logger("monitor"),
 		Driver: &a.node.Driver, IsAllocated: a.node.IsAllocated, Policy: a.node.XidPolicy,
-		ExpectedGPUs: a.node.ExpectedGPUs,
+		ExpectedGPUs: a.node.ExpectedGPUs, Retired: a.node.Retirements,
 	}
 	incidentOptions := incident.Options{
 		Devices: &a.node.Devices, Allocations: &a.node.Allocations, Terminations: a.node.Terminations,
@@ -198,6 +199,7 @@ func (a *app) addHealth() {
 func (a *app) serveSocket(ctx context.Context) error {
 	commands := &operator.CommandHandler{
 		State: a.node, Monitor: a.monitor, Incidents: a.incidents, Store: a.state, Log: a.log,
+		RetiredFile: a.o.Health.RetiredFile,
 	}
 	return operator.ServeSocket(ctx, a.o.Health.StateDir, commands, a.metrics.APIHandler())
 }

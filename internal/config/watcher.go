@@ -21,9 +21,7 @@ type Watcher struct {
 	location FileLocation
 	o        WatcherOptions
 
-	// Fields of Run.
-	lastHandled rawConfig // the last content that was accepted or rejected
-	lastSeen    rawConfig
+	file followedContent[rawConfig] // of Run
 
 	unknownKeys atomic.Int64 // of the accepted file
 }
@@ -37,7 +35,8 @@ type WatcherOptions struct {
 
 // NewWatcher returns a Watcher of the loaded settings.
 func NewWatcher(b *Builder, first Loaded, o WatcherOptions) *Watcher {
-	w := &Watcher{builder: b, location: first.location, o: o, lastHandled: first.raw}
+	w := &Watcher{builder: b, location: first.location, o: o}
+	w.file.handled = first.raw
 	o.Settings.Set(first.Settings)
 	w.unknownKeys.Store(int64(len(first.UnknownKeys)))
 	return w
@@ -61,21 +60,35 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// poll reads the file. Unless forced, poll accepts a change at the second
-// sight: a write in place is incomplete for a moment, and a replaced file is
-// absent for a moment.
+// followedContent is the content of a file, read again and again.
+type followedContent[T comparable] struct {
+	handled T // the last content that was accepted or rejected
+	seen    T
+}
+
+// changed reports whether a content must be handled. Unless forced, a change is
+// handled at the second sight: a write in place is incomplete for a moment, and
+// a replaced file is absent for a moment.
+func (f *followedContent[T]) changed(current T, force bool) bool {
+	unchanged := current == f.seen
+	f.seen = current
+	if !force && (!unchanged || current == f.handled) {
+		return false
+	}
+	f.handled = current
+	return true
+}
+
+// poll reads the file, and publishes changed settings.
 func (w *Watcher) poll(force bool) {
 	current, err := w.location.read()
 	if err != nil {
 		err = fmt.Errorf("read config: %w", err)
 		current = rawConfig{data: err.Error()}
 	}
-	unchanged := current == w.lastSeen
-	w.lastSeen = current
-	if !force && (!unchanged || current == w.lastHandled) {
+	if !w.file.changed(current, force) {
 		return
 	}
-	w.lastHandled = current
 	var l Loaded
 	if err == nil {
 		l, err = w.builder.load(current)

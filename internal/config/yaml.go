@@ -16,6 +16,8 @@ import (
 // mapping with all others. A config has some kilobytes.
 const maxFileBytes = 128 << 10
 
+var errEmpty = errors.New("is empty")
+
 // parseYAML reads a YAML document. JSON is a subset of YAML.
 func parseYAML(data []byte) (*yaml.Node, error) {
 	if len(data) > maxFileBytes {
@@ -24,7 +26,7 @@ func parseYAML(data []byte) (*yaml.Node, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	var document, second yaml.Node
 	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
-		return nil, errors.New("is empty")
+		return nil, errEmpty
 	} else if err != nil {
 		return nil, err
 	}

@@ -81,6 +81,16 @@ type Label struct{ Name, Value string }
 // WholeGPU reports whether the device is a whole GPU, not a MIG device.
 func (d Device) WholeGPU() bool { return string(d.ID) == string(d.GPU) }
 
+// Serial returns the serial number of the GPU; empty: unknown.
+func (d Device) Serial() string {
+	for _, l := range d.InfoLabels {
+		if l.Name == "serial" {
+			return l.Value
+		}
+	}
+	return ""
+}
+
 // Compare orders devices by GPU in the driver's order, each GPU before its MIG devices: its MIGDeviceIndex is -1.
 func (d Device) Compare(o Device) int {
 	return cmp.Or(cmp.Compare(d.Index, o.Index), cmp.Compare(d.GPU, o.GPU),

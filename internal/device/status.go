@@ -16,13 +16,15 @@ type Status struct {
 	Device
 	Healthy bool // in the kubelet's device list: Health is Healthy or Suspect
 	Health  Health
-	Flaps   uint64    // turns to unhealthy in this process, alone or with the GPU
-	Reason  string    // why the device is unhealthy, one word: "xid_79", "lost"; empty if healthy
-	Action  string    // what the operator should do: "reset_gpu", "reboot"; empty if unknown or done
-	Note    string    // the operator's reason of a retired device
-	Since   time.Time // when Healthy or Reason last changed
-	Gone    bool      // absent from the newest listing: not read, and its instance ids may be reused
-	Xids    []Xid     // the GPU's Xids, by code
+	Flaps   uint64 // turns to unhealthy in this process, alone or with the GPU
+	Reason  string // why the device is unhealthy, one word: "xid_79", "lost"; empty if healthy
+	Action  string // what the operator should do: "reset_gpu", "reboot"; empty if unknown or done
+	Note    string // the operator's reason of a retired device
+	// MaskedFault is the newest fault of a retired device, from before the retirement or since.
+	MaskedFault MaskedFault
+	Since       time.Time // when Healthy or Reason last changed; of a retired device, the date of the retirement
+	Gone        bool      // absent from the newest listing: not read, and its instance ids may be reused
+	Xids        []Xid     // the GPU's Xids, by code
 	// XidsOverAt is the newest recovery or Trust, or the GPU's first listing in this process: earlier Xids are over.
 	XidsOverAt time.Time
 }

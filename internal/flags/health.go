@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/spf13/pflag"
 )
 
@@ -15,6 +16,7 @@ const minIncidentCount, maxIncidentCount = 4, 10_000
 // Health are the flags of device health and incidents.
 type Health struct {
 	StateDir          string
+	RetiredFile       string
 	UnhealthyAfter    time.Duration
 	RestartAfter      time.Duration
 	NotReadyAfter     time.Duration
@@ -27,6 +29,8 @@ type Health struct {
 func (o *Health) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.StateDir, "state-dir", "",
 		"`folder` for health and incidents, to survive a restart; empty: no folder")
+	f.StringVar(&o.RetiredFile, "retired-file", "/etc/podgauge/retired/"+config.RetiredFile,
+		"`file` with the retired devices of all nodes; podgauge follows changes; a missing file: none")
 	f.DurationVar(&o.UnhealthyAfter, "unhealthy-after", 30*time.Second,
 		"mark a GPU unhealthy if a driver call takes longer than this `time`")
 	f.DurationVar(&o.RestartAfter, "driver-restart-after", time.Minute,

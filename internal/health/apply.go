@@ -56,6 +56,7 @@ func (e *engine) tick(t tick) {
 	e.detectStalls()
 	e.checkRestart(t.stored)
 	e.removeExpired()
+	e.applyRetirements()
 	e.publish()
 	e.publishMissing()
 	if e.saveDue() {

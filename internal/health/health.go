@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -33,13 +34,6 @@ const (
 	reasonDriver      = "driver"       // of driver or container: no fault of each GPU
 )
 
-// Retirement is an operator's decision: the device is unhealthy until
-// Monitor.Trust, with and without a fault.
-type Retirement struct {
-	Note string    `json:"note,omitempty"` // the operator's reason
-	At   time.Time `json:"at"`
-}
-
 // healthState is the health of one level: a GPU with all its devices, or one
 // MIG device. Evidence changes the state:
 //
@@ -65,10 +59,25 @@ type healthState struct {
 	firstPassedAt time.Time // start of the first check in the row
 	lastPassedAt  time.Time
 
-	retired        *Retirement // the device is unhealthy, in each state; nil: not retired; replaced, never written
-	flaps          uint64      // turns to unhealthy
-	unhealthyTimes []time.Time // turns within flapWindow
+	// A retired device is unhealthy in each state.
+	retired        *device.Retirement // by a command, until Monitor.Trust; nil: not retired
+	listed         *device.Retirement // by Options.Retired, until unlisted; nil: not retired
+	behind         device.MaskedFault // the newest fault before or during the retirement, as if over
+	flaps          uint64             // turns to unhealthy
+	unhealthyTimes []time.Time        // turns within flapWindow
 	failedResets   FailedResets
+}
+
+// retirement returns the retirement that operators see; nil: not retired.
+func (s *healthState) retirement() *device.Retirement { return cmp.Or(s.listed, s.retired) }
+
+// maskedFault returns the present fault or, without one, the newest fault behind
+// a retirement.
+func (s *healthState) maskedFault() device.MaskedFault {
+	if c := s.cause; c.isFault() && s.state == device.Unhealthy {
+		return device.MaskedFault{Reason: c.Reason, Action: c.Action, Since: c.Since, Present: true}
+	}
+	return s.behind
 }
 
 // Cause is why a device cannot be used. The zero Cause is none.
@@ -308,5 +317,5 @@ func (s *healthState) recoveryPeriod(now time.Time) time.Duration {
 
 // trust ends the cause and forgets what earlier faults mean for the next one.
 func (s *healthState) trust() {
-	*s = healthState{flaps: s.flaps, retired: s.retired}
+	*s = healthState{flaps: s.flaps, retired: s.retired, listed: s.listed, behind: s.behind}
 }

@@ -50,8 +50,10 @@ type Record struct {
 	Cause          `json:"cause,omitzero"` // of Unhealthy or Recovering
 	UnhealthyTimes []time.Time             `json:"unhealthy_times,omitempty"`
 	FailedResets   FailedResets            `json:"failed_resets,omitzero"`
-	Retired        *Retirement             `json:"retired,omitempty"`
-	Xids           []device.Xid            `json:"xids,omitempty"` // of the GPU, without counts
+	Retired        *device.Retirement      `json:"retired,omitempty"` // by a command
+	Listed         *device.Retirement      `json:"listed,omitempty"`  // by Options.Retired
+	Behind         device.MaskedFault      `json:"behind,omitzero"`   // the retirement
+	Xids           []device.Xid            `json:"xids,omitempty"`    // of the GPU, without counts
 	// LastSeen is when the GPU was present, or the MIG device present and
 	// unhealthy.
 	LastSeen time.Time `json:"last_seen,omitzero"`
@@ -70,6 +72,8 @@ type recordKey struct {
 
 func (r Record) key() recordKey { return recordKey{r.GPU, r.Device} }
 
+func (r Record) isRetired() bool { return r.Retired != nil || r.Listed != nil }
+
 func (r Record) compare(o Record) int {
 	return cmp.Or(cmp.Compare(r.GPU, o.GPU), cmp.Compare(r.Device, o.Device))
 }
@@ -77,11 +81,11 @@ func (r Record) compare(o Record) int {
 // healthState returns the health in a record. Times after now, from before the
 // clock was set back, are corrected.
 func (r Record) healthState(checksBegun uint64, now time.Time) healthState {
-	s := healthState{failedResets: r.FailedResets, retired: r.Retired}
+	s := healthState{failedResets: r.FailedResets, retired: r.Retired, listed: r.Listed, behind: r.Behind}
 	s.unhealthyTimes = slices.Clone(r.UnhealthyTimes)
 	s.unhealthyTimes = slices.DeleteFunc(s.unhealthyTimes, func(at time.Time) bool { return at.After(now) })
 	if r.Retired != nil && r.Retired.At.After(now) {
-		s.retired = &Retirement{r.Retired.Note, now}
+		s.retired = &device.Retirement{Note: r.Retired.Note, At: now}
 	}
 	if r.Reason == "" {
 		return s
@@ -106,9 +110,10 @@ func (r Record) healthState(checksBegun uint64, now time.Time) healthState {
 func (g *trackedGPU) healthRecord(id device.ID, s *healthState, now time.Time) (r Record, found bool) {
 	r = Record{
 		GPU: g.gpu, Device: id,
-		UnhealthyTimes: s.unhealthyTimes, FailedResets: s.failedResets, Retired: s.retired,
+		UnhealthyTimes: s.unhealthyTimes, FailedResets: s.failedResets,
+		Retired: s.retired, Listed: s.listed, Behind: s.behind,
 	}
-	if s.retired != nil {
+	if s.retirement() != nil {
 		r.LastSeen = now
 	}
 	if s.cause.isFault() {
@@ -131,7 +136,7 @@ func (g *trackedGPU) healthRecord(id device.ID, s *healthState, now time.Time) (
 			r.LastSeen = g.goneSince
 		}
 	}
-	found = r.LastListed.ID != "" || r.Reason != "" || r.Retired != nil || len(r.UnhealthyTimes) > 0 ||
+	found = r.LastListed.ID != "" || r.Reason != "" || r.isRetired() || len(r.UnhealthyTimes) > 0 ||
 		r.FailedResets.Reason != "" || len(r.Xids) > 0
 	return r, found
 }
@@ -171,8 +176,8 @@ func (all records) keep(r Record, found bool) {
 	}
 	for len(all) > maxAbsentRecords {
 		oldest := slices.MinFunc(slices.Collect(maps.Values(all)), func(a, b Record) int {
-			if (a.Retired == nil) != (b.Retired == nil) {
-				return map[bool]int{true: -1, false: 1}[a.Retired == nil]
+			if a.isRetired() != b.isRetired() {
+				return map[bool]int{false: -1, true: 1}[a.isRetired()]
 			}
 			return cmp.Or(a.LastSeen.Compare(b.LastSeen), a.compare(b))
 		})

@@ -59,7 +59,7 @@ func (e *engine) retire(id device.ID, note string) error {
 	}
 	g := d.gpu
 	level, s, affected := g.level(id)
-	s.retired = &Retirement{Note: note, At: e.now}
+	s.retired = &device.Retirement{Note: note, At: e.now}
 	e.needSave(saveNow)
 	e.log.Info("device retired by the operator", "gpu", g.gpu, "device", level, "note", note)
 	e.emit(notify{

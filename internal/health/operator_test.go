@@ -26,6 +26,47 @@ func TestRetire(t *testing.T) {
 	})
 }
 
+// TestListed checks that a device in the list of retirements is unhealthy while it is listed, independent of the
+// commands on the node.
+func TestListed(t *testing.T) {
+	runScenarios(t, []scenario{
+		{"from the first publication on", 2, `list g1=fan@240h GPU-elsewhere=fan; start; first 3s - retired; note - fan
+			events retired!:g1; list empty; 1s: - -; events`},
+		{"a GPU with MIG devices, by its serial number", 2, `partition g0 1g.10gb 1g.10gb; start; 11s; list s0=rma@1h
+			1s: retired retired retired -; note rma rma rma -; since 1h0m12s; flaps 0 0 0 0; events retired!:g0,d0,d1
+			list s0=repaired@2h; 1s: retired retired retired -; note repaired repaired repaired -; since 2h0m13s; events
+			list empty; 1s: - - - -`},
+		{"a MIG device", 2, `partition g0 1g.10gb 1g.10gb; start; 11s; list d0=slow; 1s: - retired - -; list empty; 1s: - - - -`},
+		{"without a date, and with one in the future", 1, `5s; list g0=fan; 1m: retired; since 59s; list g0=fan@-9h; 1m: retired; since 1m59s
+			restart; 1m: retired; since 2m59s; events retired!:g0`},
+		{"retired by a command as well", 2, `1s; retire d0 fan; list g0=rma@1h; 1s: retired -; note rma -; events retired!:g0
+			list empty; 1s: retired -; note fan -; list g0=rma; 1s; trust d0 retired; 0s: retired -; note rma -
+			restart; 1m: retired -; note rma -; list empty; 1s: - -`},
+		{"an unknown list", 2, `1s; list g0=fan; 1s: retired -; list unknown; restart; 1m: retired -; events retired!:g0
+			list empty; 1s: - -; records - -`},
+		{"reimaged", 2, `list g0=fan@240h; start; 1s: retired -; since 240h0m1s; stop; lose; start; 1m: retired -`},
+		{"a GPU that is gone", 2, `list s0=fan; start; 1s; remove g0; 1m: retired -; gone gone -; missing; 20m: -; missing
+			restart; 1m: -; missing; list empty; 1s; missing g0`},
+	})
+}
+
+// TestFaultBehind checks that a retired device shows its fault, and whether the device still has it.
+func TestFaultBehind(t *testing.T) {
+	runScenarios(t, []scenario{
+		{"a fault before the retirement", 2, `1s; fail d0 xid 95; 1s; behind - -; retire d0 fan; 0s: retired -; action - -
+			behind xid_95!reset_gpu -; restart; 10s; behind xid_95!reset_gpu -; reset d0; 1m: retired -; behind xid_95 -
+			restart; 10s; behind xid_95 -; trust d0 retired; 0s: - -; behind - -`},
+		{"a fault during the retirement", 2, `list g0=fan; start; 1s; behind - -; check d0 nvlink inspect; 5s
+			behind nvlink!inspect -; fail d0 lost; 5s; behind nvlink!inspect -; list empty; 1s: nvlink -; behind - -`},
+		{"of a MIG device", 1, `partition g0 1g.10gb 1g.10gb; start; 11s; kernel d0 95; 1s; list g0=fan; 1s
+			behind - xid_95!reset_gpu -; fail d1 lost; 5s; behind lost!reboot lost!reboot lost!reboot`},
+		{"of the GPU", 1, `partition g0 1g.10gb 1g.10gb; start; 11s; list d0=fan; fail g0 lost; 5s: lost retired lost
+			behind - lost!reboot -`},
+		{"trusted", 2, `1s; fail d0 xid 95; list g0=fan; 1s; trust d0; 1s: retired -; behind xid_95 -`},
+		{"a driver that is released", 1, `1s; list g0=fan; 1s: retired; release; 1s: released; behind -; note -; resume; 1m: retired; behind -`},
+	})
+}
+
 // TestTrust checks that a trusted device that passes its check is healthy at
 // once, without a reset or a recovery period, and that trust ends no cause that
 // the check finds.

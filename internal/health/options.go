@@ -40,6 +40,10 @@ type Options struct {
 	// some are missing, GPUs that are gone stay in the Inventory. nil: any
 	// number.
 	ExpectedGPUs func() int
+	// Retired returns the devices that are retired in a list, of all nodes; nil:
+	// the list is unknown, and earlier retirements stay. A nil function is a
+	// known list without a device.
+	Retired func() device.Retirements
 	// OnHealthEvent receives each event, in order, and before the Inventory has
 	// the resulting status; nil: none does.
 	OnHealthEvent func(device.HealthEvent)

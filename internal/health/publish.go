@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"reflect"
 	"slices"
 	"time"
@@ -49,7 +50,7 @@ const knownPeriod = 24 * time.Hour
 // publishMissing publishes the GPUs of Monitor.Missing.
 func (e *engine) publishMissing() {
 	var missing []device.Device
-	add := func(d device.Device, goneSince time.Time, retired *Retirement) {
+	add := func(d device.Device, goneSince time.Time, retired *device.Retirement) {
 		hasPlace := func(o *trackedDevice) bool {
 			return o.goneSince.IsZero() && o.WholeGPU() && o.PCI == d.PCI && d.PCI != ""
 		}
@@ -60,12 +61,12 @@ func (e *engine) publishMissing() {
 	}
 	for _, g := range e.gpus {
 		if !g.listed {
-			add(g.device, g.goneSince, g.health.retired)
+			add(g.device, g.goneSince, g.health.retirement())
 		}
 	}
 	for key, r := range e.absent {
 		if key.device == "" {
-			add(r.LastListed, r.GoneSince, r.Retired)
+			add(r.LastListed, r.GoneSince, cmp.Or(r.Listed, r.Retired))
 		}
 	}
 	slices.SortFunc(missing, device.Device.Compare)

@@ -90,8 +90,8 @@ func (e *engine) restoreRecord(g *trackedGPU, id device.ID, s *healthState) {
 		e.log.Info("health restored", "gpu", g.gpu, "device", id,
 			"reason", r.Reason, "since", r.Since, "reset_seen", r.ResetSeen)
 	}
-	if r.Retired != nil {
-		e.log.Info("device still retired", "gpu", g.gpu, "device", id, "since", r.Retired.At, "note", r.Retired.Note)
+	if retired := s.retirement(); retired != nil {
+		e.log.Info("device still retired", "gpu", g.gpu, "device", id, "since", retired.At, "note", retired.Note)
 	}
 }
 

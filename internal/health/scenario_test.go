@@ -62,11 +62,12 @@ type scenarioRun struct {
 	line      string
 	ids       []device.ID // allocatable, of the last layout
 	mu        sync.Mutex
-	policy    device.Policy  // guarded by mu
-	expected  int            // guarded by mu
-	allocated device.ID      // guarded by mu
-	previous  health.History // of the next process
-	released  chan error     // the result of a release in the background
+	policy    device.Policy      // guarded by mu
+	expected  int                // guarded by mu
+	allocated device.ID          // guarded by mu
+	retired   device.Retirements // guarded by mu
+	previous  health.History     // of the next process
+	released  chan error         // the result of a release in the background
 	begin     time.Time
 
 	unhealthyAfter, restartAfter time.Duration
@@ -97,7 +98,7 @@ func newScenarioRun(t *testing.T, gpus int) *scenarioRun {
 	})
 	s := &scenarioRun{
 		T: t, backend: &scriptedBackend{Machine: m}, recorder: &monitorRecorder{}, ids: m.AllocatableIDs(),
-		released: make(chan error, 1), begin: time.Now(),
+		released: make(chan error, 1), begin: time.Now(), retired: device.Retirements{},
 	}
 	s.monitorFixture = &monitorFixture{Machine: m, stop: func() {}}
 	return s
@@ -112,6 +113,7 @@ func (s *scenarioRun) start() {
 			f.options.OnHealthEvent = func(e device.HealthEvent) { s.record(f, e) }
 			f.options.IsAllocated = func(id device.ID) bool { return id == locked(s, &s.allocated) }
 			f.options.ExpectedGPUs = func() int { return locked(s, &s.expected) }
+			f.options.Retired = func() device.Retirements { return locked(s, &s.retired) }
 			f.options.Policy = func(uint64) device.Policy { return locked(s, &s.policy) }
 		})
 }
@@ -208,10 +210,17 @@ func (s *scenarioRun) expectations() map[string]func(args []string) string {
 		}
 	}
 	return map[string]func(args []string) string{
-		"action":  each(func(d device.Status) string { return d.Action }),
-		"health":  each(func(d device.Status) string { return d.Health.String() }),
-		"flaps":   each(func(d device.Status) string { return strconv.FormatUint(d.Flaps, 10) }),
-		"note":    each(func(d device.Status) string { return d.Note }),
+		"action": each(func(d device.Status) string { return d.Action }),
+		"health": each(func(d device.Status) string { return d.Health.String() }),
+		"flaps":  each(func(d device.Status) string { return strconv.FormatUint(d.Flaps, 10) }),
+		"note":   each(func(d device.Status) string { return d.Note }),
+		"behind": each(func(d device.Status) string { // the fault behind a retirement
+			text := d.MaskedFault.Reason
+			if d.MaskedFault.Present {
+				text += "!" + d.MaskedFault.Action
+			}
+			return text
+		}),
 		"profile": each(func(d device.Status) string { return d.Profile }),
 		"gone": each(func(d device.Status) string {
 			return map[bool]string{true: "gone"}[d.Gone]
@@ -450,6 +459,7 @@ func (s *scenarioRun) actions() map[string]func(args []string) {
 		},
 		"kernel":  s.reportKernelXid,
 		"retire":  func(args []string) { request(args[2:], s.monitor.Retire(s.Context(), s.id(args[0]), args[1])) },
+		"list":    s.list,
 		"trust":   s.trust,
 		"forget":  func(args []string) { request(args[1:], s.monitor.Forget(s.Context(), s.id(args[0]))) },
 		"release": withTimeout(func(ctx context.Context) error { return s.monitor.Release(ctx) }),
@@ -486,6 +496,31 @@ func (s *scenarioRun) reportKernelXid(args []string) {
 	if err := s.monitor.Report(s.Context(), e, 1, at); err != nil {
 		s.Error(err)
 	}
+}
+
+// list replaces the list of retired devices: NAME=NOTE[@AGE]..., unknown or
+// empty. NAME may be the serial number of a GPU: s1.
+func (s *scenarioRun) list(args []string) {
+	if args[0] == "unknown" {
+		set(s, &s.retired, nil)
+		return
+	}
+	list := device.Retirements{}
+	for _, arg := range slices.DeleteFunc(args, func(arg string) bool { return arg == "empty" }) {
+		name, note, _ := strings.Cut(arg, "=")
+		note, age, dated := strings.Cut(note, "@")
+		key := string(s.id(strings.Replace(name, "s", "g", 1)))
+		if strings.HasPrefix(name, "s") {
+			key = "16500" + fmt.Sprintf("%05s", name[1:])
+		}
+		key = strings.ToLower(key)
+		r := device.Retirement{Note: note, ListedAs: key}
+		if dated {
+			r.At = s.begin.Add(-s.duration([]string{age}))
+		}
+		list[key] = r
+	}
+	set(s, &s.retired, list)
 }
 
 // trust trusts a device: DEVICE [retired] [repair] [the text of the error].

@@ -106,11 +106,25 @@ func (g *trackedGPU) affected() (devices []device.Device) {
 	return devices
 }
 
+// retirement returns the retirement of the GPU or MIG device; nil: not retired.
+func (d *trackedDevice) retirement() *device.Retirement {
+	return cmp.Or(d.gpu.health.retirement(), d.health.retirement())
+}
+
+// maskedFault returns the fault behind the device's retirement: a present one of
+// the GPU before one of the MIG device.
+func (d *trackedDevice) maskedFault() device.MaskedFault {
+	ofGPU, ofMIG := d.gpu.health.maskedFault(), d.health.maskedFault()
+	if ofMIG.Present && !ofGPU.Present {
+		return ofMIG
+	}
+	return cmp.Or(ofGPU, ofMIG)
+}
+
 // currentHealth returns the device's health and its cause.
 func (d *trackedDevice) currentHealth() (device.Health, Cause) {
 	g := d.gpu
-	retired := cmp.Or(g.health.retired, d.health.retired)
-	switch {
+	switch retired := d.retirement(); {
 	case retired != nil:
 		return device.Unhealthy, Cause{Reason: device.ReasonRetired, Since: retired.At}
 	case g.health.cause.Reason != "":
@@ -126,8 +140,12 @@ func (d *trackedDevice) currentHealth() (device.Health, Cause) {
 
 // status returns the device's Status.
 func (d *trackedDevice) status(h device.Health, c Cause, now time.Time) device.Status {
+	retired := d.retirement()
+	if c.Reason != device.ReasonRetired { // the driver may be released
+		retired = nil
+	}
 	switch {
-	case d.since.IsZero() && !c.Since.IsZero(): // from an earlier process
+	case d.since.IsZero() && !c.Since.IsZero() || retired != nil: // from an earlier process, or with a date
 		d.reason, d.since = c.Reason, c.Since
 	case d.since.IsZero() || d.reason != c.Reason:
 		d.reason, d.since = c.Reason, now
@@ -141,8 +159,8 @@ func (d *trackedDevice) status(h device.Health, c Cause, now time.Time) device.S
 		Since: d.since, Gone: !d.goneSince.IsZero(),
 		Flaps: d.gpu.health.flaps + d.health.flaps, Xids: d.gpu.xids, XidsOverAt: d.gpu.xidsOverAt,
 	}
-	if r := cmp.Or(d.gpu.health.retired, d.health.retired); r != nil && c.Reason == device.ReasonRetired {
-		s.Note = r.Note
+	if retired != nil {
+		s.Note, s.MaskedFault = retired.Note, d.maskedFault()
 	}
 	return s
 }

@@ -17,6 +17,7 @@ import (
 // ready for use: each value is the zero value until its writer runs.
 type State struct {
 	Settings    pubsub.Value[config.Settings]     // by config.Watcher
+	Retired     pubsub.Value[device.Retirements]  // by config.RetiredWatcher; nil: unknown
 	Devices     device.Inventory                  // by health.Monitor
 	Driver      pubsub.Value[device.Driver]       // by health.Monitor
 	Allocations pubsub.Value[allocation.Snapshot] // by podresources.Client
@@ -56,6 +57,9 @@ func (s *State) Statuses() []device.Status { return newest(&s.Devices) }
 
 // ExpectedGPUs returns the expected number of GPUs; 0: any number.
 func (s *State) ExpectedGPUs() int { return newest(&s.Settings).ExpectedGPUs }
+
+// Retirements returns the listed devices of all nodes; nil: unknown.
+func (s *State) Retirements() device.Retirements { return newest(&s.Retired) }
 
 // XidPolicy returns the operator's policy for an Xid.
 func (s *State) XidPolicy(xid uint64) device.Policy {

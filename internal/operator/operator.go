@@ -107,7 +107,9 @@ type CommandHandler struct {
 	// Incidents and Store have what the next process reads.
 	Incidents *incident.Log
 	Store     *state.Store
-	Log       *slog.Logger
+	// RetiredFile lists retired devices, which commands do not change.
+	RetiredFile string
+	Log         *slog.Logger
 }
 
 // ServeHTTP implements http.Handler.
@@ -236,7 +238,12 @@ func (h *CommandHandler) ownerLines(id device.ID) []string {
 
 // trustLines describes the result of a Trust: each device that is still unhealthy, with the cause.
 func (h *CommandHandler) trustLines(id device.ID, name string, t health.Trusted) (lines []string) {
+	list, listed := h.State.Retirements(), ""
 	for _, s := range h.notHealthy(id) {
+		if _, ok := list.Of(string(s.ID), string(s.GPU), s.Serial()); ok && s.Reason == device.ReasonRetired {
+			listed = cmp.Or(listed, fmt.Sprintf("%s stays retired by %s: run kubectl podgauge unretire, "+
+				"or remove the entry from the file's ConfigMap", deviceTitle(&s), h.RetiredFile))
+		}
 		line := deviceTitle(&s) + " is " + s.Health.String() + ": " + s.Reason
 		if s.Action != "" {
 			line += " (" + s.Action + ")"
@@ -254,6 +261,9 @@ func (h *CommandHandler) trustLines(id device.ID, name string, t health.Trusted)
 	}
 	if t.Retired {
 		lines = append(lines, "the retirement has ended")
+	}
+	if listed != "" {
+		lines = append(lines, listed)
 	}
 	return lines
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/internal/health"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/operator"
 	"github.com/podgauge/podgauge/test/helpers/program"
 )
@@ -39,8 +39,8 @@ func FuzzParseRequest(f *testing.F) {
 		if r.Device == "" || len(r.Device) > 128 || len(r.Reason) > 256 || (r.Action == operator.Retire) != hasReason {
 			t.Errorf("got %+v", r)
 		}
-		encoded, err := json.Marshal(health.Retirement{Note: r.Reason})
-		var stored health.Retirement
+		encoded, err := json.Marshal(device.Retirement{Note: r.Reason})
+		var stored device.Retirement
 		if err != nil || json.Unmarshal(encoded, &stored) != nil || stored.Note != r.Reason {
 			t.Errorf("stored reason: got %[2]q, want %[1]q", r.Reason, stored.Note)
 		}

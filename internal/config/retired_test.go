@@ -1,0 +1,124 @@
+package config
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/require"
+)
+
+const (
+	retiredGPU  = "GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d50"
+	retiredNote = "retired: [{device: " + retiredGPU + ", reason: noisy fan"
+)
+
+func TestParseRetired(t *testing.T) {
+	for file, want := range map[string]string{
+		"":                                     "",
+		"# none\n":                             "",
+		"retired:\n":                           "",
+		"retired: []\n":                        "",
+		retiredNote + "}]\n":                   "",
+		retiredNote + ", by: x}]\n":            "",
+		retiredNote + ", date: 2026-11-20}]\n": "",
+		retiredNote + ", date: \"2026-11-20T10:00:00+01:00\"}]\n": "",
+		"retired: [{device: 0324018045603, reason: RMA}]\n":       "",
+		"{}":                                  "",
+		"retired: 5\n":                        "line 1: cannot unmarshal !!int `5` into []config.Retirement",
+		"- device: x\n":                       "cannot unmarshal !!seq",
+		"retired: [3]\n":                      "cannot unmarshal !!int `3` into config.Retirement",
+		"retire: []\n":                        "line 1: field retire not found",
+		"retired: [{devices: x}]\n":           "line 1: field devices not found",
+		"retired: [{reason: x}]\n":            `entry 1: device "": expected a UUID`,
+		"retired: [{device: 3, reason: x}]\n": `entry 1: device "3": expected a UUID`,
+		"retired: [{device: \"0:1\", reason: x}]\n":                                        `entry 1: device "0:1": expected a UUID`,
+		"retired: [{device: " + retiredGPU + "}]\n":                                        "entry 1: reason: expected one line",
+		"retired: [{device: 0324018045603, reason: x}, {}]\n":                              "entry 2: device",
+		"retired: [{device: 0324018045603, reason: \"a\\nb\"}]":                            "entry 1: reason: expected one line",
+		"retired: [{device: 0324018045603, reason: \"" + strings.Repeat("x", 257) + "\"}]": "at most 256 bytes",
+		retiredNote + ", by: \"\\x1b\"}]\n":                                                "entry 1: by: expected one line",
+		retiredNote + ", date: yesterday}]\n":                                              `entry 1: date "yesterday": expected YYYY-MM-DD`,
+		"retired: &a [*a]\n":                                                               "contains itself",
+		"retired: []\n---\nretired: []\n":                                                  "expected one document",
+		"retired: [\n":                                                                     "did not find expected",
+		strings.Repeat("#", maxFileBytes+1) + "\n":                                         "more than 128 KiB",
+	} {
+		_, err := ParseRetired(file)
+		if err == nil && want != "" || err != nil && (want == "" || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")) {
+			t.Errorf("%.80q: got error %v, want %q", file, err, want)
+		}
+	}
+}
+
+// FuzzParseRetired checks that an accepted file is the same after it is written, and that errors are one line.
+func FuzzParseRetired(f *testing.F) {
+	for _, seed := range []string{"", "retired:\n- device: 0324018045603\n  reason: RMA\n  by: x\n  date: 2026-11-20\n", "retired: [{}]", "a: &a [*a]"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, file string) {
+		first, err := ParseRetired(file)
+		if err != nil {
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("got error %q", err)
+			}
+			return
+		}
+		second, err := ParseRetired(first.String())
+		if err != nil || second.String() != first.String() || len(second.devices()) > len(first.Retired) {
+			t.Errorf("got %v, %+v, want %+v", err, second, first)
+		}
+	})
+}
+
+// TestWatchRetired checks that the list follows its ConfigMap, and that an invalid file changes nothing.
+func TestWatchRetired(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		var retired pubsub.Value[device.Retirements]
+		var log bytes.Buffer
+		mountConfigMap(t, dir, RetiredFile, "retired: 5\n")
+		w := NewRetiredWatcher(filepath.Join(dir, RetiredFile), &retired, slog.New(slog.NewTextHandler(&log, nil)))
+		ended := make(chan error)
+		ctx, stop := context.WithCancel(t.Context())
+		go func() { ended <- w.Run(ctx) }() // ends with stop
+		check := func(step, want, logged string) {
+			t.Helper()
+			time.Sleep(2100 * time.Millisecond)
+			synctest.Wait()
+			devices, _ := retired.Get()
+			got := "unknown"
+			if devices != nil {
+				r, _ := devices.Of("none", strings.ToUpper(retiredGPU))
+				got = r.Note
+			}
+			if got != want || strings.Count(log.String(), "\n") > 1 || !strings.Contains(log.String(), logged) {
+				t.Errorf("%s: got %q, log %s", step, got, &log)
+			}
+			log.Reset()
+		}
+		check("invalid at start", "unknown", "level=ERROR")
+		mountConfigMap(t, dir, RetiredFile, retiredNote+"}]\n")
+		check("valid", "noisy fan", "devices=1")
+		mountConfigMap(t, dir, RetiredFile, "# a comment\n"+retiredNote+"}]\n")
+		check("the same list", "noisy fan", "")
+		mountConfigMap(t, dir, RetiredFile, retiredNote+", by: alice, date: 2026-11-20T10:00:00Z}, {device: "+retiredGPU+", reason: later}]\n")
+		check("changed", "noisy fan (alice, 2026-11-20)", "devices=1")
+		mountConfigMap(t, dir, RetiredFile, "retired: 5\n")
+		check("invalid", "noisy fan (alice, 2026-11-20)", "keeping the previous list")
+		check("still invalid", "noisy fan (alice, 2026-11-20)", "")
+		require.NoError(t, os.Remove(filepath.Join(dir, RetiredFile)))
+		check("removed", "", "devices=0")
+		stop()
+		require.NoError(t, <-ended)
+	})
+}
