@@ -89,6 +89,9 @@ func (d *deviceRendering) renderStatus() {
 	if !d.status.Healthy {
 		d.ownerSeries.set("nvidia_gpu_unhealthy_info", 1, d.status.Reason, d.status.Action)
 	}
+	if f := d.status.MaskedFault; f.Present {
+		d.deviceSeries.set("nvidia_gpu_masked_fault_info", 1, f.Reason, f.Action)
+	}
 }
 
 // infoLabels returns the labels of the info series. Empty labels are left out: for Prometheus both are the same.

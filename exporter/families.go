@@ -75,6 +75,9 @@ var Families = [...]Family{
 		"reason"),
 	gauge(minimal, "nvidia_gpu_info",
 		"Properties of a device that stay the same while its driver is loaded; always 1."),
+	gauge(byDefault, "nvidia_gpu_masked_fault_info",
+		"Fault that a retired device still has, behind its retirement, and action that recovers it; always 1.",
+		"reason", "action"),
 	gauge(minimal, "nvidia_gpu_stalled", "1 if a call to the GPU hangs; the GPU is not read until the call returns."),
 	gauge(minimal, "nvidia_gpu_unallocatable_info",
 		"1 if the device cannot be allocated although healthy: excluded by the configuration, or in MIG mode "+

@@ -12,11 +12,14 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/operator"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // device runs `podgauge device`, and checks exit status, output and error, each a substring.
@@ -72,6 +75,38 @@ func TestRetireMIGDeviceAndReplicas(t *testing.T) {
 			w.waitScrape("the retired GPU", series.MatchString)
 		}
 	}
+}
+
+// TestRetiredFile checks that a device is retired while the file of all nodes lists it, with the date of the file,
+// and that the fault behind is shown. Commands on the node do not change the file.
+func TestRetiredFile(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), config.RetiredFile)
+	write := func(content string) {
+		require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
+	}
+	machine := newMachine(sim.H100, sim.H100)
+	gpu := machine.GPUs()[0]
+	write("retired:\n- {device: 1650000000, reason: noisy fan, by: alice, date: 2026-11-20}\n- {device: 0324018045603, reason: of another node}\n")
+	w, dir := startWithSocket(t, testSetup{machine: machine}, "--retired-file="+file,
+		"--metrics.set=none", "--metrics.include=nvidia_gpu_masked_fault_info,nvidia_gpu_unhealthy_info,nvidia_gpu_health_since_timestamp_seconds")
+	w.waitAllocatable(gpuResource, 1)
+	w.waitLine(`nvidia_gpu_health_since_timestamp_seconds{container="",gpu="0"`, " 1.7951328e+09")
+	w.machine.Fail(device.ID(gpu), "xid 95")
+	w.checkScrape("retired", `nvidia_gpu_masked_fault_info{action="reset_gpu",container="",gpu="0"`, " 1")
+	_, body := w.getPath("/api/v1/devices")
+	if !strings.Contains(body, `"masked_fault":{"reason":"xid_95","action":"reset_gpu",`) {
+		t.Errorf("got %s", body)
+	}
+	if out, errs, _ := runCLI(t, "status", "--url="+w.url); !strings.Contains(out, "retired: noisy fan (alice, 2026-11-20); fault behind: xid_95: reset_gpu") {
+		t.Errorf("got %s%s", out, errs)
+	}
+	w.device(dir, cli.ExitError, fmt.Sprintf("GPU 0 (%s) is unhealthy: retired\nGPU 0 (%[1]s) stays retired by %s: run kubectl podgauge unretire", gpu, file), "", "trust", "0")
+	write("retired: [")
+	w.device(dir, cli.ExitOK, "GPU 1 ", "", "retire", "1", "--reason=slow")
+	w.waitAllocatable(gpuResource, 0)
+	write("")
+	w.waitAllocatable(gpuResource, 1)
 }
 
 // TestTrustReportsRemainingFaults checks that trust ends a wrong fault, and reports the remaining ones.

@@ -403,6 +403,7 @@ var fixtures = map[string]func() *pageFixture{
 		retired := &n.Statuses[8]
 		fail(retired, "retired", "", time.Hour)
 		retired.Note = "fan is <noisy>"
+		retired.MaskedFault = device.MaskedFault{Reason: "xid_95", Action: "reset_gpu", Since: retired.Since, Present: true}
 		n.Incidents.Incidents = []incident.Incident{{
 			ID: 1, First: retired.Since, Last: retired.Since, Count: 1, Device: retired.ID, GPU: retired.GPU, Index: 7,
 			Reason: "retired", Action: "replace", MarkedUnhealthy: true, Note: retired.Note,
