@@ -58,24 +58,10 @@ func ReasonText(d *api.DeviceJSON) string {
 	if more := cmp.Or(d.Action, d.Note); more != "" {
 		reason += ": " + more
 	}
-	if fault := MaskedFaultText(d); fault != "" {
+	if fault := d.MaskedFault.String(); fault != "" {
 		reason += "; fault behind: " + fault
 	}
 	return reason
-}
-
-// MaskedFaultText returns the fault of a retired device; empty: none.
-func MaskedFaultText(d *api.DeviceJSON) string {
-	f := d.MaskedFault
-	switch {
-	case f.Reason == "":
-		return ""
-	case !f.Present:
-		return f.Reason + ", over"
-	case f.Action == "":
-		return f.Reason
-	}
-	return f.Reason + ": " + f.Action
 }
 
 // NodeSummary returns a line on the node, and a line per error.

@@ -73,6 +73,12 @@ func (r Retirement) Check() error {
 	return err
 }
 
+// Since returns the date of a valid retirement; zero: none.
+func (r Retirement) Since() time.Time {
+	parsed, _ := r.parse()
+	return parsed.At
+}
+
 // parse checks the retirement, and returns the device package's form.
 func (r Retirement) parse() (parsed device.Retirement, err error) {
 	isText := func(s string) bool {

@@ -43,3 +43,16 @@ type MaskedFault struct {
 	// for a fault that needs a reset, until a reset.
 	Present bool `json:"present"`
 }
+
+// String returns the fault in one line; empty: none.
+func (f MaskedFault) String() string {
+	switch {
+	case f.Reason == "":
+		return ""
+	case !f.Present:
+		return f.Reason + ", over"
+	case f.Action == "":
+		return f.Reason
+	}
+	return f.Reason + ": " + f.Action
+}

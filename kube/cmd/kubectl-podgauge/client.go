@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/spf13/pflag"
@@ -49,8 +50,8 @@ type client struct {
 	config *rest.Config
 	kube   kubernetes.Interface
 	http   *http.Client
-	// runInPod runs a command in a pod and returns stdout, also after an exit
-	// status of 1. Tests replace runInPod.
+	// runInPod runs a command in a pod and returns stdout, with ErrReported after
+	// an exit status of 1. Tests replace runInPod.
 	runInPod   func(ctx context.Context, p *corev1.Pod, command []string) ([]byte, error)
 	isTerminal func(io.Writer) bool
 }
@@ -195,7 +196,7 @@ func get[T any](ctx context.Context, c *client, p *corev1.Pod, command string, q
 	} else {
 		body, err = c.proxy(ctx, p, command, query)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, cli.ErrReported) {
 		return nil, err
 	}
 	response := new(T)

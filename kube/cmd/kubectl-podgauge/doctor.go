@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -33,7 +35,7 @@ func newDoctorCommand(c *client) *cobra.Command {
 func (c *client) reportDoctor(ctx context.Context) (result, error) {
 	answers, err := askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (*doctor.Report, error) {
 		output, err := c.runInPod(ctx, p, []string{"podgauge", "doctor", "--output=json"})
-		if err != nil {
+		if err != nil && !errors.Is(err, cli.ErrReported) {
 			return nil, err
 		}
 		r := new(doctor.Report)

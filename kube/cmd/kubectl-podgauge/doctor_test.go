@@ -91,22 +91,3 @@ func TestExecTransport(t *testing.T) {
 		t.Errorf("commands: got %q", commands)
 	}
 }
-
-// TestCapture checks that the output of podgauge capture on the node is printed, and that a failure is one line.
-func TestCapture(t *testing.T) {
-	c := newFakeCluster(t, map[string]*fakeNode{"node-a": {}, "node-b": {}})
-	runInPod := func(_ context.Context, p *corev1.Pod, command []string) ([]byte, error) {
-		if !slices.Equal(command, []string{"podgauge", "capture"}) || p.Spec.NodeName != "node-b" {
-			t.Errorf("command: got %q on %s", command, p.Spec.NodeName)
-		}
-		return []byte("{\"podgauge_capture\":1}\x1b[2J\n"), nil
-	}
-	out, errs, status := c.run(func(c *client) { c.runInPod = runInPod }, "capture", "node-b")
-	if status != cli.ExitOK || errs != "" || out != "{\"podgauge_capture\":1}�[2J\n" {
-		t.Errorf("got status %d, %s%q", status, errs, out)
-	}
-	if _, errs, status := c.run(func(c *client) { c.runInPod = runInPod }, "capture", "node-x"); status != cli.ExitError ||
-		errs != "error: node \"node-x\" has no pod of podgauge\n" {
-		t.Errorf("without a pod: got status %d, %q", status, errs)
-	}
-}

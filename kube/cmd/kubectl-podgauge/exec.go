@@ -47,13 +47,15 @@ func (c *client) execInPod(ctx context.Context, p *corev1.Pod, command []string)
 	return execOutput(err, &stdout.data, &stderr.data)
 }
 
-// execOutput returns stdout of a command that began: an exit status of 1 with
-// output is a finding of podgauge doctor.
+// execOutput returns stdout of a command that began, with ErrReported after an
+// exit status of 1: the output has the problems.
 func execOutput(err error, stdout, stderr *bytes.Buffer) ([]byte, error) {
 	exit, ended := errors.AsType[utilexec.ExitError](err)
 	switch {
-	case err == nil, ended && exit.ExitStatus() == cli.ExitError && stdout.Len() > 0:
+	case err == nil:
 		return stdout.Bytes(), nil
+	case ended && exit.ExitStatus() == cli.ExitError && stdout.Len() > 0:
+		return stdout.Bytes(), cli.ErrReported
 	case ended && stderr.Len() > 0:
 		return nil, errors.New(strings.TrimSpace(stderr.String()))
 	}

@@ -22,7 +22,7 @@ func TestExecInPod(t *testing.T) {
 	}{
 		"success": {stdout: "{}", status: `{"status":"Success"}`, want: "{}"},
 		"failed check": {
-			stdout: "{}", stderr: "with the flags of the daemon", want: "{}",
+			stdout: "{}", stderr: "with the flags of the daemon", want: "{}", err: "problems found",
 			status: `{"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"1"}]}}`,
 		},
 		"usage": {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,13 +16,16 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/allocation"
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/api"
+	authv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -39,6 +44,7 @@ type fakeNode struct {
 	serve     http.HandlerFunc // replaces the responses
 	port      int32
 	evicted   bool // the node also has an ended pod
+	noList    bool // the pod mounts no ConfigMap of retired devices
 }
 
 // fakeCluster is an API server with podgauge's pods and a proxy to each.
@@ -54,7 +60,9 @@ type fakeCluster struct {
 	created   map[string]time.Time // creation times of objects by path
 
 	mu       sync.Mutex
-	requests []string // paths requested from podgauge
+	requests []string          // paths requested from podgauge
+	retired  *corev1.ConfigMap // guarded by mu
+	conflict func()            // before the first update, which then conflicts
 }
 
 func newFakeCluster(t *testing.T, nodes map[string]*fakeNode) *fakeCluster {
@@ -70,6 +78,13 @@ func newFakeCluster(t *testing.T, nodes map[string]*fakeNode) *fakeCluster {
 			return
 		}
 		http.NotFound(w, r)
+	})
+	mux.HandleFunc("/api/v1/namespaces/podgauge/configmaps/{name}", c.serveRetired)
+	mux.HandleFunc("POST /api/v1/namespaces/podgauge/configmaps", c.serveRetired)
+	mux.HandleFunc("POST /apis/authentication.k8s.io/v1/selfsubjectreviews", func(w http.ResponseWriter, _ *http.Request) {
+		review := authv1.SelfSubjectReview{TypeMeta: metav1.TypeMeta{Kind: "SelfSubjectReview", APIVersion: "authentication.k8s.io/v1"}}
+		review.Status.UserInfo.Username = "alice"
+		writeJSON(w, http.StatusCreated, review)
 	})
 	server := httptest.NewServer(mux)
 	c.url = server.URL
@@ -95,6 +110,10 @@ func (c *fakeCluster) listPods(w http.ResponseWriter, r *http.Request) {
 		p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "podgauge-" + name, Namespace: "podgauge"}}
 		p.Spec.NodeName, p.Status.Phase = name, corev1.PodRunning
 		p.Spec.Containers = []corev1.Container{{Name: "sidecar"}, {Name: "podgauge", Args: []string{"--web.config.file=/etc/podgauge/web/web.yml", "--web.listen-address=:9410"}}}
+		if !n.noList {
+			list := &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "podgauge-retired"}}
+			p.Spec.Volumes = []corev1.Volume{{Name: "dev"}, {Name: retiredVolume, VolumeSource: corev1.VolumeSource{ConfigMap: list}}}
+		}
 		if n.phase != "" {
 			p.Status.Phase = n.phase
 		}
@@ -130,6 +149,64 @@ func (c *fakeCluster) proxy(w http.ResponseWriter, r *http.Request) {
 	default:
 		writeJSON(w, http.StatusOK, n.incidents)
 	}
+}
+
+// serveRetired serves the ConfigMap of retired devices, as the API server does.
+func (c *fakeCluster) serveRetired(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodPut && c.conflict != nil {
+		c.conflict()
+		c.conflict = nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var sent corev1.ConfigMap
+	if r.Method != http.MethodGet {
+		body, _ := io.ReadAll(r.Body)
+		if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, &sent); err != nil { // client-go sends protobuf
+			c.t.Error(err)
+		}
+	}
+	fail := func(code int32, reason metav1.StatusReason) {
+		writeJSON(w, int(code), metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: code, Reason: reason, Message: string(reason),
+		})
+	}
+	switch {
+	case r.Method == http.MethodPost && c.retired != nil:
+		fail(http.StatusConflict, metav1.StatusReasonAlreadyExists)
+		return
+	case r.Method != http.MethodPost && c.retired == nil:
+		fail(http.StatusNotFound, metav1.StatusReasonNotFound)
+		return
+	case r.Method == http.MethodPut && sent.ResourceVersion != c.retired.ResourceVersion:
+		fail(http.StatusConflict, metav1.StatusReasonConflict)
+		return
+	case r.Method != http.MethodGet:
+		c.setRetired(&sent)
+	}
+	writeJSON(w, http.StatusOK, c.retired)
+}
+
+// setRetired replaces the ConfigMap. mu is held.
+func (c *fakeCluster) setRetired(list *corev1.ConfigMap) {
+	version := 1
+	if c.retired != nil {
+		fmt.Sscan(c.retired.ResourceVersion, &version)
+		version++
+	}
+	list.TypeMeta = metav1.TypeMeta{Kind: "ConfigMap", APIVersion: "v1"}
+	list.Name, list.Namespace, list.ResourceVersion = "podgauge-retired", "podgauge", fmt.Sprint(version)
+	c.retired = list
+}
+
+// retiredFile returns the file in the ConfigMap.
+func (c *fakeCluster) retiredFile() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.retired == nil {
+		return ""
+	}
+	return c.retired.Data[config.RetiredFile]
 }
 
 // hang never responds.
