@@ -30,7 +30,7 @@ var chartCases = []chartCase{
 	{"mps", `mps: {root: /run/nvidia/mps}`},
 	{"volume-mounts", `{driver: {injection: volume-mounts}, deviceListStrategy: volume-mounts}`},
 	{"no-runtime-class", `{runtimeClassName: "", gpuNodesOnly: false, tolerations: [{operator: Exists}]}`},
-	{"measure-only", `{devicePlugin: {enabled: false}, podsAPI: {enabled: false}, state: {enabled: false}}`},
+	{"measure-only", `{devicePlugin: {enabled: false}, podsAPI: {enabled: false}, state: {enabled: false}, retired: {enabled: false}}`},
 	{"named-config", `config: {name: gpu-configs, default: shared}`},
 	{"empty-config", `config: {map: {a: "version: v1", b: "version: v1"}, fallbackStrategies: [named, single, empty]}`},
 	{"web-secret", `{webConfig: {existingSecret: podgauge-web, key: web-config.yml}, probes: {port: 9500}}`},
@@ -142,6 +142,7 @@ expectedGPUs: 8
 includeDevices: [0, "model:*H100*"]
 excludeDevices: ["0000:3b:00.0"]
 claims: {ignore: [monitoring/*, "*/dcgm-*/gpu.nvidia.com"], reserveDevices: true}
+retired: {configMap: out-of-service}
 imex: {channelIDs: [0], required: true}
 mps: {root: /run/nvidia/mps}
 cdi: {nvidiaHookPath: /usr/bin/nvidia-cdi-hook, featureFlags: disable-nvsandboxutils, disableHooks: all, annotationPrefix: cdi.example.com/}

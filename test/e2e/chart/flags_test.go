@@ -129,6 +129,7 @@ func TestFlags(t *testing.T) {
 	defaults := []string{
 		"--web.telemetry-path",                                   // /metrics
 		"--kubelet-dir", "--device-plugin-dir", "--pod-logs-dir", // mount paths of the node's folders
+		"--retired-file", // the mount path of its ConfigMap
 		"--version",
 	}
 	table := testfile.Read(t, root+"/docs/reference/flags.md")

@@ -58,6 +58,12 @@
   configMap:
     name: {{ $facts.configMap }}
 {{- end }}
+{{- if .Values.retired.enabled }}
+- name: retired
+  configMap:
+    name: {{ default (printf "%s-retired" (include "podgauge.fullname" .)) .Values.retired.configMap }}
+    optional: true
+{{- end }}
 {{- if $facts.web }}
 - name: web
   secret:
@@ -93,6 +99,11 @@
 {{- if $facts.configFolder }}
 - name: configs
   mountPath: /etc/podgauge/configs
+  readOnly: true
+{{- end }}
+{{- if .Values.retired.enabled }}
+- name: retired
+  mountPath: /etc/podgauge/retired
   readOnly: true
 {{- end }}
 {{- if $facts.web }}
