@@ -15,6 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/client"
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/flags"
@@ -251,7 +252,7 @@ func (o commandOptions) doctorOptions() doctor.Options {
 	s := o.Loaded.Settings
 	source, _ := o.Builder.Location() // checked
 	opts := doctor.Options{
-		Config: source.File, ConfigErr: o.ConfigErr,
+		Config: source.File, ConfigErr: o.ConfigErr, RetiredErr: config.CheckRetired(o.Health.RetiredFile),
 		DevRoot: rules.DevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || rules.UsesCDI(s),
 		HostRoots: []string{s.ContainerDriverRoot, "/"}, DeviceListStrategies: s.DeviceListStrategy,
 		KubeletDir: o.KubeletDir, DevicePluginDir: o.DevicePluginDir, DevicePlugin: o.DevicePlugin,

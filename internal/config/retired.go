@@ -108,6 +108,27 @@ func (r Retirement) parse() (parsed device.Retirement, err error) {
 	return parsed, nil
 }
 
+// CheckRetired returns why podgauge rejects a file of retirements.
+func CheckRetired(path string) error {
+	data, err := readRetired(path)
+	if err == nil {
+		_, err = ParseRetired(data)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// readRetired reads a file of retirements; a missing file is empty.
+func readRetired(path string) (string, error) {
+	data, err := readFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return data, err
+}
+
 // String returns the file.
 func (r Retired) String() string {
 	data, _ := yaml.Marshal(r) // texts can be encoded
@@ -153,10 +174,7 @@ func (w *RetiredWatcher) Run(ctx context.Context) error {
 }
 
 func (w *RetiredWatcher) poll(force bool) {
-	data, err := readFile(w.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		data, err = "", nil
-	}
+	data, err := readRetired(w.path)
 	current := retiredContent{data: data}
 	if err != nil {
 		current.err = err.Error()

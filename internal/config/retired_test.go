@@ -15,6 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 const (
@@ -121,4 +122,14 @@ func TestWatchRetired(t *testing.T) {
 		stop()
 		require.NoError(t, <-ended)
 	})
+}
+
+// TestRetiredPage checks that the list in docs/how-to/retire.md is valid.
+func TestRetiredPage(t *testing.T) {
+	_, list, _ := strings.Cut(testfile.Read(t, "../../docs/how-to/retire.md"), "  retired.yaml: |\n")
+	list, _, _ = strings.Cut(list, "```")
+	r, err := ParseRetired(strings.ReplaceAll("\n"+list, "\n    ", "\n"))
+	if err != nil || len(r.Retired) != 1 || r.Retired[0].By != "alice" || r.Retired[0].Since().IsZero() {
+		t.Errorf("got %+v, %v", r, err)
+	}
 }

@@ -330,6 +330,9 @@ var folderCases = []findingCase{
 	{check: "config", status: doctor.StatusFailure, message: "gpu.yaml:3", fix: "validate", change: func(s *doctorFixture) {
 		s.Config, s.ConfigErr = "gpu.yaml", errors.New("gpu.yaml:3: expected a mapping")
 	}},
+	{check: "config", status: doctor.StatusFailure, message: "retired.yaml: entry 1", fix: "ConfigMap", change: func(s *doctorFixture) {
+		s.RetiredErr = errors.New("retired.yaml: entry 1: no reason")
+	}},
 
 	{check: "processes", status: doctor.StatusSkipped, message: "hostPID", change: func(s *doctorFixture) { s.ProcessesVisible = false }},
 	{check: "processes", status: doctor.StatusOK, message: "is readable", change: func(s *doctorFixture) { s.mountInContainer(s.PodLogsDir) }},

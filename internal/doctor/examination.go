@@ -41,6 +41,7 @@ type Options struct {
 	Config      string   // path of the config file; empty: no file
 	ConfigErr   error    // of parsing the config file
 	UnknownKeys []string // lines of the config file
+	RetiredErr  error    // of the file of retired devices
 
 	Driver             DriverProbe // nil: simulated
 	ExpectedGPUs       int         // 0: any number

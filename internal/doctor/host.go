@@ -20,6 +20,10 @@ func checkConfig(_ context.Context, e *examination) Finding {
 	switch {
 	case e.ConfigErr != nil:
 		return failure("%v", e.ConfigErr)
+	case e.RetiredErr != nil:
+		return failure("%v", e.RetiredErr).
+			because("podgauge keeps the previous list of retired devices.").
+			fixedBy("Correct the file's ConfigMap (docs/how-to/retire.md).")
 	case e.Config == "":
 		return ok("no file: flags and environment only")
 	case len(e.UnknownKeys) > 0:
