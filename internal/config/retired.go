@@ -86,7 +86,8 @@ func (r Retirement) parse() (parsed device.Retirement, err error) {
 	}
 	switch {
 	case !deviceUUID.MatchString(r.Device) && !serialNumber.MatchString(r.Device):
-		return parsed, fmt.Errorf("device %.80q: expected a UUID (GPU-…, MIG-…) or the serial number of a GPU", r.Device)
+		return parsed, fmt.Errorf("device %.80q: expected a UUID (GPU-…, MIG-…) or the serial number of a GPU",
+			r.Device)
 	case strings.TrimSpace(r.Reason) == "" || !isText(r.Reason):
 		return parsed, fmt.Errorf("reason: expected one line of printable text, at most %d bytes", maxRetiredText)
 	case !isText(r.By):

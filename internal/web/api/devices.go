@@ -46,18 +46,18 @@ type DeviceJSON struct {
 	MemoryBytes    uint64            `json:"memory_bytes,omitempty"`
 	InfoLabels     map[string]string `json:"info,omitempty"` // as in nvidia_gpu_info
 
-	Healthy bool   `json:"healthy"` // as listed to the kubelet
-	Health  string `json:"health"`  // a device.Health
-	Reason  string `json:"reason,omitempty"`
-	Note    string `json:"note,omitempty"` // the operator's reason of a retired device
-	// MaskedFault is the newest fault of a retired device.
-	MaskedFault   device.MaskedFault `json:"masked_fault,omitzero"`
-	Action        string             `json:"action,omitempty"`
-	Since         time.Time          `json:"since,omitzero"` // latest change of Healthy or Reason
-	Flaps         uint64             `json:"flaps"`
-	Gone          bool               `json:"gone,omitempty"`          // no longer listed by the driver
-	Unallocatable string             `json:"unallocatable,omitempty"` // reason why no device of a healthy GPU can be allocated
-	Xids          []XidJSON          `json:"xids"`                    // of the GPU
+	Healthy       bool      `json:"healthy"` // as listed to the kubelet
+	Health        string    `json:"health"`  // a device.Health
+	Reason        string    `json:"reason,omitempty"`
+	Note          string    `json:"note,omitempty"` // the operator's reason of a retired device
+	Action        string    `json:"action,omitempty"`
+	Since         time.Time `json:"since,omitzero"` // latest change of Healthy or Reason
+	Flaps         uint64    `json:"flaps"`
+	Gone          bool      `json:"gone,omitempty"`          // no longer listed by the driver
+	Unallocatable string    `json:"unallocatable,omitempty"` // reason why no device of a healthy GPU can be allocated
+	Xids          []XidJSON `json:"xids"`                    // of the GPU
+
+	MaskedFault device.MaskedFault `json:"masked_fault,omitzero"` // of a retired device
 
 	AllocationState string             `json:"allocation"` // an allocationStateNames, or "partitioned"
 	Owners          []OwnerJSON        `json:"owners"`
@@ -118,9 +118,10 @@ func deviceJSON(s device.Status, all []device.Status, a allocation.Snapshot, inc
 	d := DeviceJSON{
 		ID: s.ID, GPU: s.GPU, Index: s.Index, MIG: s.MIGEnabled, Model: s.Model, PCI: s.PCI,
 		NUMANode: nonNegative(s.NUMANode), MemoryBytes: s.MemoryBytes, InfoLabels: map[string]string{},
-		Healthy: s.Healthy, Health: s.Health.String(), Reason: s.Reason, Note: s.Note, MaskedFault: s.MaskedFault, Action: s.Action,
+		Healthy: s.Healthy, Health: s.Health.String(), Reason: s.Reason, Note: s.Note, Action: s.Action,
 		Since: s.Since, Flaps: s.Flaps, Gone: s.Gone, Unallocatable: s.Unallocatable(all),
 		Xids: make([]XidJSON, len(s.Xids)), Minor: nonNegative(s.Minor), Placement: s.Placement,
+		MaskedFault: s.MaskedFault,
 	}
 	if !s.WholeGPU() {
 		d.Profile, d.MIGDeviceIndex = s.Profile, nonNegative(s.MIGDeviceIndex)

@@ -38,8 +38,8 @@ func listOf(p *corev1.Pod) (types.NamespacedName, error) {
 			return types.NamespacedName{Namespace: p.Namespace, Name: v.ConfigMap.Name}, nil
 		}
 	}
-	return types.NamespacedName{}, fmt.Errorf("pod %s/%s mounts no ConfigMap as volume %s: set retired.enabled in the chart",
-		p.Namespace, p.Name, retiredVolume)
+	return types.NamespacedName{}, fmt.Errorf("pod %s/%s mounts no ConfigMap as volume %s: "+
+		"set retired.enabled in the chart", p.Namespace, p.Name, retiredVolume)
 }
 
 // reportRetired returns the devices in the lists of retired devices, and those
@@ -60,7 +60,7 @@ func (c *client) reportRetired(ctx context.Context) (result, error) {
 		for i := range a.Response.Devices {
 			d := &a.Response.Devices[i]
 			ofGPU := func(r retiredDevice) bool { return r.Node == a.Node && r.Device == string(d.GPU) }
-			listed := slices.IndexFunc(rows, func(r retiredDevice) bool { return names(config.Retirement{Device: r.Device}, d) })
+			listed := slices.IndexFunc(rows, func(r retiredDevice) bool { return isName(r.Device, d) })
 			switch {
 			case listed >= 0:
 				r := &rows[listed]

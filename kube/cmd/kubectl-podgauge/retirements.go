@@ -34,7 +34,8 @@ type retirementEdit struct {
 
 func newRetireCommand(c *client) *cobra.Command {
 	e := retirementEdit{client: c}
-	command := e.command("retire NODE GPU --reason TEXT", "Take a GPU or MIG device out of service, in the list of all nodes",
+	command := e.command("retire NODE GPU --reason TEXT",
+		"Take a GPU or MIG device out of service, in the list of all nodes",
 		"  kubectl podgauge retire node-a 3 --reason 'fan is noisy, ticket 4711'", e.retire)
 	command.Flags().StringVar(&e.reason, "reason", "", "why the device is retired, in one `line`; required")
 	command.Flags().StringVar(&e.by, "by", "", "`name` of the operator (default your user name in the cluster)")
@@ -91,7 +92,7 @@ func (e *retirementEdit) retire(ctx context.Context, p *corev1.Pod) (string, err
 		return "", err
 	}
 	list, err := e.editList(ctx, p, func(all *config.Retired) error {
-		if i := slices.IndexFunc(all.Retired, func(r config.Retirement) bool { return names(r, d) }); i >= 0 {
+		if i := slices.IndexFunc(all.Retired, func(r config.Retirement) bool { return isName(r.Device, d) }); i >= 0 {
 			return fmt.Errorf("%s is already retired: %s", d.ID, all.Retired[i].Reason)
 		}
 		all.Retired = append(all.Retired, entry)
@@ -114,7 +115,7 @@ func (e *retirementEdit) unretire(ctx context.Context, p *corev1.Pod) (string, e
 	}
 	list, editErr := e.editList(ctx, p, func(all *config.Retired) error {
 		before := len(all.Retired)
-		all.Retired = slices.DeleteFunc(all.Retired, func(r config.Retirement) bool { return names(r, d) })
+		all.Retired = slices.DeleteFunc(all.Retired, func(r config.Retirement) bool { return isName(r.Device, d) })
 		switch {
 		case len(all.Retired) < before:
 			return nil
@@ -129,9 +130,10 @@ func (e *retirementEdit) unretire(ctx context.Context, p *corev1.Pod) (string, e
 	return fmt.Sprintf("%s is no longer retired in %s; %s follows within about a minute", d.ID, list, e.node), editErr
 }
 
-// names reports whether a retirement names a device.
-func names(r config.Retirement, d *api.DeviceJSON) bool {
-	return strings.EqualFold(r.Device, string(d.ID)) || string(d.ID) == string(d.GPU) && r.Device == d.InfoLabels["serial"]
+// isName reports whether a name is the UUID of a device, or a GPU's serial number.
+func isName(name string, d *api.DeviceJSON) bool {
+	isSerial := name != "" && string(d.ID) == string(d.GPU) && strings.EqualFold(name, d.InfoLabels["serial"])
+	return isSerial || strings.EqualFold(name, string(d.ID))
 }
 
 // findDevice returns the device that the user names; nil without an answer of
@@ -147,7 +149,7 @@ func (e *retirementEdit) findDevice(ctx context.Context, p *corev1.Pod) (*api.De
 	for i := range devices.Devices {
 		d := &devices.Devices[i]
 		number := cli.DeviceNumber(d)
-		if names(config.Retirement{Device: e.gpu}, d) || !d.Gone && e.gpu == number {
+		if isName(e.gpu, d) || !d.Gone && e.gpu == number {
 			return d, nil
 		}
 		known = append(known, fmt.Sprintf("%s (%s)", number, d.ID))
@@ -160,7 +162,8 @@ func (e *retirementEdit) findDevice(ctx context.Context, p *corev1.Pod) (*api.De
 func (c *client) username(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	review, err := c.kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	reviews := c.kube.AuthenticationV1().SelfSubjectReviews()
+	review, err := reviews.Create(ctx, &authv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err != nil {
 		return ""
 	}
@@ -169,7 +172,7 @@ func (c *client) username(ctx context.Context) string {
 
 // editList changes the list of retired devices, and returns its name. Concurrent
 // changes are not lost: the API server rejects an outdated update.
-func (c *client) editList(ctx context.Context, p *corev1.Pod, edit func(*config.Retired) error) (name string, err error) {
+func (c *client) editList(ctx context.Context, p *corev1.Pod, edit func(*config.Retired) error) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	key, err := listOf(p)
