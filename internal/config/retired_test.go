@@ -1,9 +1,7 @@
 package config
 
 import (
-	"bytes"
 	"context"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
+	"github.com/podgauge/podgauge/test/helpers/testlog"
 )
 
 const (
@@ -86,9 +85,10 @@ func TestWatchRetired(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		var retired pubsub.Value[device.Retirements]
-		var log bytes.Buffer
+		var log testlog.Buffer
+		seen := 0 // of the log
 		mountConfigMap(t, dir, RetiredFile, "retired: 5\n")
-		w := NewRetiredWatcher(filepath.Join(dir, RetiredFile), &retired, slog.New(slog.NewTextHandler(&log, nil)))
+		w := NewRetiredWatcher(filepath.Join(dir, RetiredFile), &retired, log.Logger())
 		ended := make(chan error)
 		ctx, stop := context.WithCancel(t.Context())
 		go func() { ended <- w.Run(ctx) }() // ends with stop
@@ -102,10 +102,11 @@ func TestWatchRetired(t *testing.T) {
 				r, _ := devices.Of("none", strings.ToUpper(retiredGPU))
 				got = r.Note
 			}
-			if got != want || strings.Count(log.String(), "\n") > 1 || !strings.Contains(log.String(), logged) {
-				t.Errorf("%s: got %q, log %s", step, got, &log)
+			lines := log.String()[seen:]
+			seen += len(lines)
+			if got != want || strings.Count(lines, "\n") > 1 || !strings.Contains(lines, logged) {
+				t.Errorf("%s: got %q, log %s", step, got, lines)
 			}
-			log.Reset()
 		}
 		check("invalid at start", "unknown", "level=ERROR")
 		mountConfigMap(t, dir, RetiredFile, retiredNote+"}]\n")
