@@ -31,6 +31,7 @@ func TestCluster(t *testing.T) {
 		clusterStep{"an update without a driver is not ready", brokenUpdate},
 		clusterStep{"a broken image stops at the first node", brokenImage},
 		clusterStep{"kubectl podgauge shows the node", checkKubectlPlugin},
+		clusterStep{"kubectl podgauge retires a GPU for all nodes", checkRetirement},
 		clusterStep{"alert for a pod that failed on an unhealthy GPU", checkAlert},
 		clusterStep{"helm uninstalls podgauge", uninstallRelease},
 	)

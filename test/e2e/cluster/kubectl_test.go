@@ -5,11 +5,13 @@ package cluster_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
@@ -54,6 +56,29 @@ func checkKubectlPlugin(t *testing.T, s *clusterFixture) {
 		}
 	}
 	s.kubectl(t, "delete", "role/podgauge-viewer", "rolebinding/podgauge-viewer", "--namespace="+releaseNamespace)
+}
+
+// checkRetirement retires a GPU in the ConfigMap of all nodes, which does not exist before, and returns it to service.
+func checkRetirement(t *testing.T, s *clusterFixture) {
+	const gpu = gpuCount - 1
+	run := func(want string, wantStatus int, args ...string) {
+		t.Helper()
+		if out, status := s.plugin(t.Context(), args...); status != wantStatus || !strings.Contains(out, want) {
+			t.Errorf("kubectl podgauge %q: got status %d, want %d with %q:\n%s", args, status, wantStatus, want, out)
+		}
+	}
+	s.apply(t, viewerRole)
+	run("forbidden", 1, "--as=sre", "retire", node.Name, fmt.Sprint(gpu), "--reason=rma") // the role lacks configmaps
+	s.kubectl(t, "delete", "role/podgauge-viewer", "rolebinding/podgauge-viewer", "--namespace="+releaseNamespace)
+	begin := time.Now()
+	run(uuid(gpu)+" is retired in ConfigMap "+releaseNamespace+"/", 0, "retire", node.Name, fmt.Sprint(gpu), "--reason=rma")
+	await(t, "the node lacks the GPU", s.hasAllocatable(gpuCount-1))
+	printMeasurement(t, "kubectl podgauge retire → the node's status lacks the GPU", formatSeconds(time.Since(begin)))
+	run(uuid(gpu), 0, "retired", "--no-headers")
+	run("stays retired by /etc/podgauge/retired/retired.yaml", 1, "trust", node.Name, fmt.Sprint(gpu))
+	run(uuid(gpu)+" is no longer retired", 0, "unretire", node.Name, fmt.Sprint(gpu))
+	await(t, "the node has the GPU", s.hasAllocatable(gpuCount))
+	s.kubectl(t, "delete", "configmap", "--namespace="+releaseNamespace, "--field-selector=metadata.name="+releaseName+"-retired")
 }
 
 // plugin runs kubectl-podgauge and returns its output and exit status; -1: not started.
