@@ -60,7 +60,9 @@ func TestWatches(t *testing.T) {
 		responses := make([]*httptest.ResponseRecorder, limit)
 		for i := range responses {
 			responses[i] = httptest.NewRecorder()
-			streams.Go(func() { h.ServeHTTP(responses[i], httptest.NewRequestWithContext(ctx, http.MethodGet, watch, http.NoBody)) })
+			streams.Go(func() {
+				h.ServeHTTP(responses[i], httptest.NewRequestWithContext(ctx, http.MethodGet, watch, http.NoBody))
+			})
 		}
 		synctest.Wait()
 		assertStatus(t, h, http.StatusServiceUnavailable, watch, api.DevicesPath+"?watch=true")

@@ -109,9 +109,9 @@ func TestWatch(t *testing.T) {
 			if last := s.want(1); !strings.Contains(last, `"flaps":9`) {
 				t.Errorf("after a change: got %s", last)
 			}
-			time.Sleep(15*time.Second - 1)
+			time.Sleep(15*time.Second - time.Nanosecond)
 			s.want(0)
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			at, _ := time.Now().MarshalText()
 			if beat := s.want(1); !strings.Contains(beat, fmt.Sprintf(`"at":"%s"`, at)) {
 				t.Errorf("after 15 s: got %s", beat)
