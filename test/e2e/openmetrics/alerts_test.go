@@ -291,6 +291,7 @@ func checkRunbookDefaults(t *testing.T, file, text string) {
 				case strings.HasPrefix(s.Name, "kube_"):
 					need = "kube-state-metrics"
 				case s.Name == "up" || strings.Contains(s.Name, ":"): // by Prometheus, or recorded
+				case strings.HasPrefix(s.Name, "podgauge_kube_"): // by podgauge-kube
 				case !selectsExported(s, exported[name], listed) && !selectsExported(s, exported[s.Name], listed):
 					need = "`" + s.Name + "` requires `--metrics.set=full`"
 				case strings.HasPrefix(s.Name, "nvidia_gpu_container_") || strings.HasPrefix(s.Name, "nvidia_gpu_unattributed_"):

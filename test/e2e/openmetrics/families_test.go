@@ -36,6 +36,8 @@ var externalFamilies = map[string][]string{
 	"kube_node_info":                                 {"node"},
 	"kube_node_spec_unschedulable":                   {"node"},
 	"kube_node_status_condition":                     {"node", "condition", "status"},
+	"podgauge_kube_events_dropped_total":             nil, // podgauge-kube
+	"podgauge_kube_requests_total":                   {"code"},
 	"up":                                             nil, // Prometheus
 	"process_cpu_seconds_total":                      nil,
 	"process_resident_memory_bytes":                  nil,

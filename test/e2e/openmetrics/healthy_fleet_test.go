@@ -99,6 +99,10 @@ func eachFleetSeries(t *testing.T, add func(s fleetSeries)) {
 		add(fleetSeries{"kube_daemonset_status_number_ready", set, fmt.Sprintf("%dx%d", pods-1, fleetSteps)})
 		add(fleetSeries{"kube_daemonset_status_updated_number_scheduled", set, fmt.Sprintf("0+0.5x%d", fleetSteps)})
 		failed := fmt.Sprintf(`{cluster=%q,namespace="research",pod="job-0",phase="Failed"}`, cluster)
+		for code, rate := range map[string]int{"200": 900, "409": 50, "error": 2} {
+			kube := fmt.Sprintf(`{cluster=%q,job="podgauge-kube",instance="10.0.0.1:9401",code=%q}`, cluster, code)
+			add(fleetSeries{"podgauge_kube_requests_total", kube, fmt.Sprintf("0+%dx%d", rate, fleetSteps)})
+		}
 		add(fleetSeries{"kube_pod_status_phase", failed, fmt.Sprintf("0x3 1x%d", fleetSteps)})
 	}
 }
@@ -207,9 +211,6 @@ func (n fleetNode) ownSeries() (all []fleetSeries) {
 		{"nvidia_gpu_row_remap_banks", gpu + `,availability="low"`, fmt.Sprintf("0x%d", fleetSteps)},
 		{"podgauge_cdi_spec_up", node + `,class="gpu"`, fmt.Sprintf("1x%d", fleetSteps)},
 		{"podgauge_config_unknown_keys", node, fmt.Sprintf("0x%d", fleetSteps)},
-		{"podgauge_kubernetes_requests_total", node + `,code="200"`, fmt.Sprintf("0+9x%d", fleetSteps)},
-		{"podgauge_kubernetes_requests_total", node + `,code="error"`, fmt.Sprintf("0+1x%d", fleetSteps)},
-		{"podgauge_kubernetes_requests_total", node + `,code="409"`, fmt.Sprintf("0+5x%d", fleetSteps)},
 	} {
 		all = append(all, fleetSeries{s[0], "{" + s[1] + "}", s[2]})
 	}

@@ -16,9 +16,10 @@ import (
 
 // withoutServiceState are the alerts that also fire for devices and nodes out of service, with the reason.
 var withoutServiceState = map[string]string{
-	"PodgaugeAbsent":            "there is no podgauge, so no device is known",
-	"PodgaugeDaemonSetNotReady": "the DaemonSet's status names no node",
-	"PodgaugeRetiredTooLong":    "it is the alert about retired devices",
+	"PodgaugeAbsent":                   "there is no podgauge, so no device is known",
+	"PodgaugeDaemonSetNotReady":        "the DaemonSet's status names no node",
+	"PodgaugeKubernetesRequestsFailed": "podgauge-kube is of no node",
+	"PodgaugeRetiredTooLong":           "it is the alert about retired devices",
 }
 
 // ofPresentDevices are the alerts that compare exported devices, or whose tests are shorter than a release and the alert's delay.
