@@ -20,7 +20,6 @@ import (
 	"github.com/podgauge/podgauge/internal/hpcjobs"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/kmsg"
-	"github.com/podgauge/podgauge/internal/kubestatus"
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/operator"
 	"github.com/podgauge/podgauge/internal/pods"
@@ -55,6 +54,8 @@ type app struct {
 	monitor      *health.Monitor
 	metrics      *exporter.Exporter
 
+	ignoredClaims *config.ClaimsFile // nil without --ignore-claims-file
+
 	components map[string]component
 	tasks      []task // tasks without health checks
 }
@@ -86,7 +87,6 @@ func newApp(o *flags.Options, m *Hardware, reload <-chan os.Signal, log *slog.Lo
 	}
 	a.addHealth()
 	a.addExporter()
-	a.addKubernetes()
 	if o.DevicePlugin {
 		a.addDevicePlugin()
 	}
@@ -107,6 +107,10 @@ func (a *app) addConfig() {
 	a.selfMetrics.ExportOne("podgauge_config_unknown_keys", func() float64 { return float64(watcher.UnknownKeys()) })
 	retired := config.NewRetiredWatcher(a.o.Health.RetiredFile, &a.node.Retired, a.logger("config"))
 	a.tasks = append(a.tasks, watcher.Run, retired.Run)
+	if a.o.IgnoreClaimsFile != "" {
+		a.ignoredClaims = config.NewClaimsFile(a.o.IgnoreClaimsFile, a.logger("config"))
+		a.tasks = append(a.tasks, a.ignoredClaims.Run)
+	}
 }
 
 // addAllocations adds the clients of the kubelet's APIs.
@@ -123,8 +127,9 @@ func (a *app) addAllocations() (err error) {
 	}
 	podsAPI := filepath.Join(a.machine.KubeletDir, "pods-api", "pods-api.sock")
 	client, err := pods.New(podsAPI, pods.Options{
-		Labels: a.o.Metrics.LabelsAllowlist, JobLabel: a.o.Metrics.JobLabel, APIServer: a.o.Kubernetes.PodFollower(),
-		Pods: &a.node.Pods, Log: a.logger("pods"),
+		Labels: a.o.Metrics.LabelsAllowlist, JobLabel: a.o.Metrics.JobLabel,
+		FallbackSocket: a.o.PodsAPIFallbackSocket,
+		Pods:           &a.node.Pods, Log: a.logger("pods"),
 		OnPodAdded: a.podResources.OnPodAdded, OnPodEnded: a.podResources.OnPodEnded,
 	})
 	if err != nil {
@@ -145,7 +150,8 @@ func (a *app) addAllocations() (err error) {
 // device.
 func (a *app) claimedDevice(c allocation.Claim) (device.ID, bool) {
 	settings, _ := a.node.Settings.Get()
-	if settings.Claims.Ignores(c.ClaimNamespace, c.ClaimName, c.Driver) {
+	if settings.Claims.Ignores(c.ClaimNamespace, c.ClaimName, c.Driver) ||
+		a.ignoredClaims != nil && a.ignoredClaims.Claims().Ignores(c.ClaimNamespace, c.ClaimName, c.Driver) {
 		return "", false
 	}
 	return a.machine.ClaimedDevice(c, a.node.Statuses())
@@ -263,35 +269,6 @@ func (a *app) logMissingFamilies(ctx context.Context) error {
 		a.log.Warn("driver library too old for some metric families", "families", strings.Join(families, ","))
 	}
 	return nil
-}
-
-// addKubernetes adds the enabled features that report to the API server.
-func (a *app) addKubernetes() {
-	o := &a.o.Kubernetes
-	options := func(component string) kubestatus.Options {
-		return kubestatus.Options{
-			APIServer: o.Client, NodeName: o.NodeName, State: a.node, Log: a.logger(component),
-		}
-	}
-	if o.Client != nil {
-		a.selfMetrics.Export("podgauge_kubernetes_requests_total", o.Client.Requests)
-	}
-	if o.Events {
-		events := kubestatus.NewEvents(options("events"))
-		a.selfMetrics.ExportOne("podgauge_kubernetes_events_dropped_total",
-			func() float64 { return float64(events.Dropped()) })
-		a.components["events"] = events
-		a.tasks = append(a.tasks, func(ctx context.Context) error {
-			return kubestatus.ReportWaiting(ctx, options("events"))
-		})
-	}
-	if o.NodeCondition {
-		a.components["condition"] = kubestatus.NewCondition(options("condition"))
-	}
-	if o.Label != nil {
-		o.Label.Log = a.logger("config")
-		a.components["label"] = o.Label
-	}
 }
 
 // addDevicePlugin adds the device plugin, the plugin's rules and the CDI specs.

@@ -103,9 +103,6 @@ func (o commandOptions) runDaemon(c *cobra.Command, _ []string) error {
 	reload := make(chan os.Signal, 1)     // one waiting reload stands for all
 	signal.Notify(reload, syscall.SIGHUP) // first: an uncaught signal ends the process
 	defer signal.Stop(reload)
-	if err := o.ConfigByLabel(c.Context(), c.Flags(), c.ErrOrStderr()); err != nil {
-		return err
-	}
 	if err := o.Complete(); err != nil {
 		return err
 	}
@@ -205,7 +202,7 @@ func newDoctorCommand(o commandOptions, daemonFlags *pflag.FlagSet) *cobra.Comma
 			"daemon's own flags.",
 		Example: "  kubectl exec -n podgauge ds/podgauge -- podgauge doctor", Args: cli.MaxArgs(0),
 		RunE: o.command(func(c *cobra.Command, _ []string) error {
-			err := cmp.Or(o.ConfigByStoredLabel(c.Flags()), o.CompleteWithoutConfig(), out.Check())
+			err := cmp.Or(o.CompleteWithoutConfig(), out.Check())
 			if err != nil {
 				return err
 			}
@@ -278,7 +275,7 @@ func newCaptureCommand(o commandOptions, daemonFlags *pflag.FlagSet) *cobra.Comm
 			"Accepts the flags of the daemon, too (podgauge --help).",
 		Example: "  podgauge capture > capture.txt", Args: cli.MaxArgs(0),
 		RunE: o.command(func(c *cobra.Command, _ []string) error {
-			if err := cmp.Or(o.ConfigByStoredLabel(c.Flags()), o.CompleteWithoutConfig()); err != nil {
+			if err := o.CompleteWithoutConfig(); err != nil {
 				return err
 			}
 			m, err := o.openPlatform(slog.New(slog.DiscardHandler))

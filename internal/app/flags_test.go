@@ -32,6 +32,7 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"doctor", "--output=xml"}, wantErr: `podgauge doctor: --output "xml": expected table, wide, json or yaml` + "\n"},
 		{args: []string{"--log.format=xml"}, wantErr: "--log.format"},
 		{args: []string{"--kubelet-dir="}, wantErr: "--kubelet-dir"},
+		{args: []string{"--pods-api-fallback-socket=/" + strings.Repeat("x", 107)}, wantErr: "108 bytes, at most 107 for a socket\n"},
 		{args: []string{"--metrics.include=nvidia_["}, wantErr: `podgauge: --metrics.include, --metrics.exclude: "nvidia_[" is not a valid name pattern` + "\n"},
 		{args: []string{"--metrics.set=most"}, wantErr: `podgauge: --metrics.set: "most" is not a set: expected none, minimal, default or full` + "\n"},
 		{args: []string{"--metrics.exclude=a,b\\"}, wantErr: "--metrics.exclude"},

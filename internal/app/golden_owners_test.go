@@ -142,6 +142,22 @@ func TestExcludedDevices(t *testing.T) {
 	w.waitScrape("no reason", func(text string) bool { return !strings.Contains(text, "nvidia_gpu_unallocatable_info{") })
 }
 
+// TestIgnoreClaimsFile checks that a claim counts as an allocation while the file lacks the claim.
+func TestIgnoreClaimsFile(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "admin-claims")
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--ignore-claims-file="+file)
+	w.runPod(kubelet.PodSpec{Namespace: "lab", Name: "monitor", Containers: []kubelet.ContainerSpec{{Name: "main", Claims: []kubelet.ClaimSpec{{
+		Name: "admin", Devices: []kubelet.ClaimedDevice{{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0"}},
+	}}}}})
+	isAllocated := func(text string) bool { return strings.Contains(text, "nvidia_gpu_allocation_info{") }
+	w.waitScrape("an allocation", isAllocated)
+	if err := os.WriteFile(file, []byte("lab/admin/gpu.nvidia.com\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.waitScrape("no allocation", func(text string) bool { return !isAllocated(text) })
+}
+
 // TestGoldenClaims covers claims of several GPUs, of two containers and with admin access, beside the device plugin, which still lists the
 // claimed GPUs.
 func TestGoldenClaims(t *testing.T) {

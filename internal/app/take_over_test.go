@@ -1,14 +1,12 @@
 package app_test
 
 import (
-	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
-	"github.com/podgauge/podgauge/test/helpers/apiserver"
 	"github.com/podgauge/podgauge/test/helpers/program"
 )
 
@@ -27,22 +25,19 @@ func TestFirstStartWaitsForOtherPlugin(t *testing.T) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
 		t.Run(string(version), func(t *testing.T) {
 			t.Parallel() // the kubelet's allocatable devices are read every ten seconds
-			machine, server := newMachine(sim.H100, sim.H100), apiserver.Start(t)
+			machine := newMachine(sim.H100, sim.H100)
 			start, end := otherPlugin(t, machine)
 			w := newTestAppWith(t, testSetup{
-				machine: machine, kubelet: kubelet.Options{Version: version}, apiServer: server.Client(), otherPlugin: start,
-			}, "--kubernetes.events")
+				machine: machine, kubelet: kubelet.Options{Version: version}, otherPlugin: start,
+			})
 			w.waitLine(`podgauge_plugin_waiting{resource="nvidia.com/gpu"}`, " 1")
 			program.WaitUntil(t, "/readyz names the wait", func() bool {
 				code, body := w.getPath("/readyz")
 				return code == http.StatusOK && body == "ok\nnvidia.com/gpu: waiting: another device plugin serves the resource\n"
 			})
-			program.WaitUntil(t, "an event names the wait", func() (found bool) {
-				for _, e := range server.Events() {
-					found = found || e["reason"] == "GPUPluginWaiting" && strings.Contains(fmt.Sprint(e["message"]), "another device plugin serves nvidia.com/gpu.")
-				}
-				return found
-			})
+			if _, body := w.getPath("/api/v1/node"); !strings.Contains(body, `"resources":[{"name":"nvidia.com/gpu","devices":0,"waiting":true,"error":"waiting: `) {
+				t.Errorf("the API does not name the wait: %s", body)
+			}
 			if _, page := w.getPath("/"); !strings.Contains(page, "another device plugin serves the resource") {
 				t.Error("the page does not name the wait")
 			}

@@ -21,7 +21,6 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/dra"
-	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
@@ -69,7 +68,6 @@ type testSetup struct {
 	// noKubelet disables the simulated kubelet. The test may serve the kubelet's sockets in dir.
 	noKubelet bool
 	dir       string
-	apiServer *kubeapi.Client // nil: none
 	env       map[string]string
 }
 
@@ -157,7 +155,7 @@ func startApp(t *testing.T, s testSetup, args ...string) (w *testApp, status cha
 	}, args...)
 	ctx, cancel := context.WithCancel(context.Background())
 	log, status = &program.Log{}, make(chan int, 1)
-	go func() { status <- app.RunWith(ctx, s.apiServer, testPlatform{hardware: m}, args, fakeEnv(env), log) }()
+	go func() { status <- app.Run(ctx, testPlatform{hardware: m}, args, fakeEnv(env), io.Discard, log) }()
 	t.Cleanup(func() {
 		cancel()
 		w.machine.ReleaseHangs()

@@ -3,7 +3,6 @@ package flags
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/server"
 	"github.com/spf13/pflag"
 )
@@ -23,14 +23,15 @@ type LookupEnv func(name string) (value string, set bool)
 // Options are the flags of the daemon, and what follows from flags, environment
 // and config.
 type Options struct {
-	Web        server.Options
-	Metrics    Metrics
-	Health     Health
-	Kubernetes Kubernetes
+	Web     server.Options
+	Metrics Metrics
+	Health  Health
 
 	logLevel, logFormat         string
 	KubeletDir, DevicePluginDir string
 	PodLogsDir                  string
+	PodsAPIFallbackSocket       string
+	IgnoreClaimsFile            string
 	DevicePlugin, TakeOver      bool
 	Version                     bool
 
@@ -85,10 +86,13 @@ func (o *Options) AddFlags(f *pflag.FlagSet, addPlatformFlags func(*pflag.FlagSe
 			"process waits until the other plugin is gone")
 	f.StringVar(&o.PodLogsDir, "pod-logs-dir", "/var/log/pods",
 		"`folder` of pod logs (the kubelet's podLogsDir), to find the containers of processes")
+	f.StringVar(&o.PodsAPIFallbackSocket, "pods-api-fallback-socket", "",
+		"`socket` with the Pods API of podgauge-kube, used if the kubelet has no Pods API (before 1.37)")
+	f.StringVar(&o.IgnoreClaimsFile, "ignore-claims-file", "",
+		"`file` with further claims of --ignore-claims, one per line; read again when it changes, may be missing")
 	o.Builder.AddFlags(f)
 	o.Health.addFlags(f)
 	o.Metrics.addFlags(f)
-	o.Kubernetes.addFlags(f)
 	addPlatformFlags(f)
 	f.BoolVar(&o.Version, "version", false, "print the version and exit")
 }
@@ -129,6 +133,9 @@ func (o *Options) check() error {
 	if o.KubeletDir == "" {
 		return errors.New("--kubelet-dir: expected a folder")
 	}
+	if err := text.CheckSocketPath(o.PodsAPIFallbackSocket); err != nil {
+		return fmt.Errorf("--pods-api-fallback-socket: %w", err)
+	}
 	if err := cmp.Or(o.Metrics.check(), o.Health.check(), o.Web.Check()); err != nil {
 		return err
 	}
@@ -155,67 +162,6 @@ func (o *Options) applyKubeletSocket() error {
 		o.DevicePluginDir = cmp.Or(o.DevicePluginDir, filepath.Dir(socket))
 	}
 	return nil
-}
-
-// ConfigByLabel makes the value of the node's label the name of the config;
-// --config-name is the name for a node without the label. A stored value with a
-// config is used at once, so that a start does not wait for the API server; the
-// daemon follows the label afterwards. It prepares the client of the API server,
-// too.
-func (o *Options) ConfigByLabel(ctx context.Context, f *pflag.FlagSet, stderr io.Writer) error {
-	if err := o.Kubernetes.connect(o.LookupEnv); err != nil || o.Kubernetes.configLabel == "" {
-		return err
-	}
-	name, err := o.nameWithoutLabel()
-	if err != nil {
-		return err
-	}
-	file, err := o.Kubernetes.followLabel(o.Health.StateDir, name)
-	if err != nil {
-		return err
-	}
-	_, notStored := os.Stat(file)
-	if err := useNameFile(f, file); err != nil {
-		return err
-	}
-	if _, err := o.Builder.Load(); cmp.Or(err, notStored) != nil {
-		o.Kubernetes.loadLabel(ctx, stderr)
-	}
-	return nil
-}
-
-// ConfigByStoredLabel uses the value of the label that the daemon stored, if
-// the daemon has run and its folder is known.
-func (o *Options) ConfigByStoredLabel(f *pflag.FlagSet) error {
-	if o.Kubernetes.configLabel == "" {
-		return nil
-	}
-	_, err := o.nameWithoutLabel()
-	file := filepath.Join(o.Health.StateDir, labelFile)
-	if _, notStored := os.Stat(file); err != nil || notStored != nil || o.Health.StateDir == "" {
-		return err
-	}
-	return useNameFile(f, file)
-}
-
-// nameWithoutLabel returns the name of the config of a node without the label.
-func (o *Options) nameWithoutLabel() (string, error) {
-	location, err := o.Builder.Location()
-	switch {
-	case err != nil:
-		return "", err
-	case location.File == "":
-		return "", errors.New("--kubernetes.config-label requires --config-file with a folder of configs " +
-			"or a file of named configs")
-	case location.NameFile != "":
-		return "", errors.New("--kubernetes.config-label and --config-name-file: set only one of them")
-	}
-	return location.Name, nil
-}
-
-// useNameFile makes the content of a file the name of the config.
-func useNameFile(f *pflag.FlagSet, file string) error {
-	return errors.Join(f.Set("config-name", ""), f.Set("config-name-file", file))
 }
 
 // Logger returns a logger with the level and format of the flags.

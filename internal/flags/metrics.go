@@ -39,16 +39,16 @@ func (o *Metrics) addFlags(f *pflag.FlagSet) {
 		"`series` with namespace, pod and container: device, or allocation (device series then outlive pods)")
 	f.BoolVar(&o.PodUID, "metrics.pod-uid", false,
 		"add the pod's UID to nvidia_gpu_allocation_info; needs the kubelet's Pods API "+
-			"(1.37 and newer) or --kubernetes.pods")
+			"(1.37 and newer) or --pods-api-fallback-socket")
 	f.StringSliceVar(&o.LabelsAllowlist, "metrics.labels-allowlist", nil,
 		"add these pod labels to nvidia_gpu_allocation_info, `names` or prefixes with *; "+
-			"needs the kubelet's Pods API (1.37 and newer) or --kubernetes.pods")
+			"needs the kubelet's Pods API (1.37 and newer) or --pods-api-fallback-socket")
 	f.StringVar(&o.JobMappingDir, "job-mapping-dir", "",
 		"`folder` with the ids of HPC jobs, such as Slurm's, in a file for each GPU; adds the label hpc_job to "+
 			"nvidia_gpu_allocation_info (dcgm-exporter's --hpc-job-mapping-dir)")
 	f.StringVar(&o.JobLabel, "job-label", "",
 		"`label` of pods with the id of their HPC job, for the label hpc_job: "+allocation.SlurmJobLabel+
-			" with Slinky's slurm-bridge; needs the kubelet's Pods API (1.37 and newer) or --kubernetes.pods")
+			" with Slinky's slurm-bridge; needs the kubelet's Pods API (1.37 and newer) or --pods-api-fallback-socket")
 	f.BoolVar(&o.PerNVLink, "metrics.nvlink-links", false,
 		"export each NVLink as well: about 900 more series on a node with 8 H100")
 	f.BoolVar(&o.DCGM, "metrics.dcgm", false,

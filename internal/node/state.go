@@ -88,15 +88,14 @@ func (s *State) PluginResources() []plugin.Resource {
 }
 
 // WaitingResources returns the resources with a first registration that waits
-// for another plugin, and a channel closed by the next change.
-func (s *State) WaitingResources() (names []string, changed <-chan struct{}) {
-	resources, changed := s.Resources.Get()
-	for _, r := range resources {
+// for another plugin.
+func (s *State) WaitingResources() (names []string) {
+	for _, r := range newest(&s.Resources) {
 		if r.Waiting {
 			names = append(names, r.Name)
 		}
 	}
-	return names, changed
+	return names
 }
 
 // PodMeta returns the metadata of a pod as far as known.

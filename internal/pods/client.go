@@ -1,10 +1,10 @@
 // Package pods follows the pods of the node over the kubelet's Pods API
-// (v1alpha1.Pods, from Kubernetes 1.37 on), or over a watch at the API server
+// (v1alpha1.Pods, from Kubernetes 1.37 on), or over the same API of podgauge-kube
 // if the kubelet has no Pods API.
 //
-// Both sources send all pods and then every change, as whole objects. The
-// client keeps a subset of each pod: identity, selected labels and container
-// states. Without a source, only the features based on that subset are missing.
+// The API sends all pods and then every change, as whole objects. The client
+// keeps a subset of each pod: identity, selected labels and container states.
+// Without the API, only the features based on that subset are missing.
 package pods
 
 import (
@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
 )
@@ -33,14 +32,8 @@ const (
 // with the feature gate PodsAPI off.
 var ErrNoPodsAPI = errors.New("the kubelet has no Pods API")
 
-// PodFollower follows the pods of the node at the API server: a
-// kubeapi.Follower of /api/v1/pods.
-type PodFollower interface {
-	Follow(ctx context.Context, handle func(kubeapi.WatchEvent) error) error
-}
-
 // Options configure a Client. Without further options than Pods, the client
-// keeps no labels, logs nothing and uses only the kubelet.
+// keeps no labels, logs nothing and uses only the kubelet's socket.
 type Options struct {
 	Labels []string // names of labels to keep; a trailing * makes a prefix
 	// JobLabel is the name of a label with the id of the pod's HPC job, which
@@ -58,9 +51,9 @@ type Options struct {
 	// OnPodEnded is called after the publication of a pod that Ended or was
 	// deleted; twice if a later stream lists a deleted pod. May be nil.
 	OnPodEnded func(namespace, name string)
-	// APIServer is the source while the kubelet has no Pods API. Nil: there is
-	// no such source.
-	APIServer PodFollower
+	// FallbackSocket serves the Pods API while the kubelet's socket does not
+	// exist. Empty: there is no such socket.
+	FallbackSocket string
 }
 
 // Client follows the pods of one kubelet.
@@ -69,7 +62,7 @@ type Client struct {
 
 	options   Options
 	socket    string
-	dial      func(ctx context.Context) (net.Conn, error)
+	dial      dialFunc
 	createdAt time.Time
 
 	// All below belong to Run's goroutine.
@@ -81,15 +74,18 @@ type Client struct {
 	loggedCut    bool // at least once
 }
 
+// dialFunc connects to a socket.
+type dialFunc func(ctx context.Context, socket string) (net.Conn, error)
+
 // New returns a client for the kubelet on a socket, which need not exist. It
 // fails if a label is neither a name nor a prefix.
 func New(socket string, o Options) (*Client, error) {
-	return newClient(socket, o, func(ctx context.Context) (net.Conn, error) {
+	return newClient(socket, o, func(ctx context.Context, socket string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	})
 }
 
-func newClient(socket string, o Options, dial func(ctx context.Context) (net.Conn, error)) (*Client, error) {
+func newClient(socket string, o Options, dial dialFunc) (*Client, error) {
 	labels, err := newAllowlist(o.Labels)
 	if err != nil {
 		return nil, err

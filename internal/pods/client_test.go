@@ -3,6 +3,7 @@ package pods_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -37,6 +38,21 @@ func TestKubeletWithoutPodsAPI(t *testing.T) {
 		k.start(listThenStream(nil, newPod("a", "1", "Running"))) // upgrade
 		time.Sleep(pods.SocketInterval)
 		k.want("a/1 Running", true)
+	})
+}
+
+// TestFallbackSocket checks that the fallback is used until the kubelet's socket exists at the start of a stream.
+func TestFallbackSocket(t *testing.T) {
+	runScripted(t, func(t *testing.T, k *scriptedPodsAPI) {
+		k.start(listThenStream(nil, newPod("a", "1", "Running")))
+		require.NoError(t, os.Rename(k.socket, k.fallback))
+		time.Sleep(pods.SocketInterval)
+		k.want("a/1 Running", true)
+		k.wantDialed(k.fallback)
+		require.NoError(t, os.WriteFile(k.socket, nil, 0o600)) // an upgraded kubelet
+		time.Sleep(pods.RenewInterval)
+		k.want("a/1 Running", true)
+		k.wantDialed(k.fallback, k.socket)
 	})
 }
 

@@ -11,7 +11,6 @@ import (
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pods/podpb"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -43,7 +42,7 @@ type watchEvent struct {
 	cut       bool   // the pod lost containers or labels to a limit
 }
 
-// readEvent decodes an event of the kubelet.
+// readEvent decodes an event.
 func (e *watchEvent) readEvent(event *api.WatchPodsEvent) error {
 	e.kind, e.pod, e.cut = event.Type, Pod{}, false
 	if !e.hasPod() {
@@ -92,16 +91,6 @@ func walkFields(b []byte, visit func(number protowire.Number, field []byte)) {
 		visit(number, b[:n])
 		b = b[n:]
 	}
-}
-
-// readJSON decodes an object of the API server.
-func (e *watchEvent) readJSON(kind api.EventType, b []byte) error {
-	var p podpb.Pod
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(b, &p); err != nil {
-		return err
-	}
-	e.kind, e.cut = kind, false
-	return e.setPod(&p)
 }
 
 // hasPod reports whether events of this kind have a pod.

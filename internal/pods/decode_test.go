@@ -1,10 +1,7 @@
 package pods_test
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -12,25 +9,20 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/kubeapi"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/internal/pods/podpb"
-	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
-// fixture returns a pod in Kubernetes' protobuf and JSON
-// (test/e2e/podsfixture).
-func fixture(t testing.TB, name string) (wire, text []byte) {
+// fixture returns a pod in Kubernetes' protobuf (test/e2e/podsfixture).
+func fixture(t testing.TB, name string) []byte {
 	t.Helper()
-	wire, err := os.ReadFile(filepath.Join("testdata", name+".pb"))
-	if err == nil {
-		text, err = os.ReadFile(filepath.Join("testdata", name+".json"))
-	}
-	require.NoError(t, err)
-	return wire, text
+	return []byte(testfile.Read(t, filepath.Join("testdata", name+".pb")))
 }
 
 func fixtures(t testing.TB) (names []string) {
@@ -45,56 +37,13 @@ func fixtures(t testing.TB) (names []string) {
 	return names
 }
 
-// followerFunc is a pods.PodFollower.
-type followerFunc func(ctx context.Context, handle func(kubeapi.WatchEvent) error) error
-
-func (f followerFunc) Follow(ctx context.Context, handle func(kubeapi.WatchEvent) error) error {
-	return f(ctx, handle)
-}
-
-// decodeJSON returns the pods after a list of objects by an API server.
-func decodeJSON(t testing.TB, labels []string, objects ...[]byte) (ps pods.Pods, err error) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var published pubsub.Value[pods.Pods]
-	c, err := pods.New(filepath.Join(t.TempDir(), "none"), pods.Options{
-		Labels: labels, Pods: &published,
-		APIServer: followerFunc(func(_ context.Context, handle func(kubeapi.WatchEvent) error) error {
-			defer cancel()
-			err = handle(kubeapi.WatchEvent{Type: kubeapi.ListStarted})
-			for _, object := range objects {
-				if err == nil {
-					err = handle(kubeapi.WatchEvent{Type: "ADDED", Object: object})
-				}
-			}
-			if err == nil {
-				err = handle(kubeapi.WatchEvent{Type: kubeapi.ListEnded})
-			}
-			return err
-		}),
-	})
-	require.NoError(t, err)
-	if runErr := c.Run(ctx); runErr != nil {
-		t.Error(runErr)
-	}
-	ps, _ = published.Get()
-	return ps, err
-}
-
-// TestDecodeFixtures decodes protobuf and JSON of the same objects, both
-// marshaled by Kubernetes.
+// TestDecodeFixtures decodes objects marshaled by Kubernetes.
 func TestDecodeFixtures(t *testing.T) {
 	states := map[string]string{}
 	for _, name := range fixtures(t) {
 		t.Run(name, func(t *testing.T) {
-			wire, text := fixture(t, name)
-			p, err := pods.DecodePod(wire)
+			p, err := pods.DecodePod(fixture(t, name))
 			require.NoError(t, err)
-			ps, err := decodeJSON(t, []string{"*"}, text)
-			if got, ok := ps.ByName(p.Namespace, p.Name); err != nil || !ok || !reflect.DeepEqual(got, p) {
-				t.Errorf("got of JSON\n%+v, of protobuf\n%+v, %v", got, p, err)
-			}
 			states[name] = fmt.Sprintf("%s %s %t %t", p.Phase, p.Reason, p.Terminal(), p.Ended())
 			for _, c := range p.Containers {
 				states[name] += fmt.Sprintf(" %s:%d%s/%d%s", c.Name, c.State.ExitCode, c.State.Reason, c.LastState.ExitCode, c.LastState.Reason)
@@ -112,9 +61,7 @@ func TestDecodeFixtures(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", name, states[name], want)
 		}
 	}
-	_, text := fixture(t, "training")
-	ps, err := decodeJSON(t, []string{"team"}, text)
-	p, _ := ps.ByName("team-a", "training-0")
+	p, err := pods.DecodePod(fixture(t, "training"), "team")
 	want := pods.Pod{
 		Namespace: "team-a", Name: "training-0", UID: "7c0ffee5-0000-4000-8000-000000000001", Phase: "Running",
 		Created: time.Date(2026, 9, 1, 8, 0, 0, 0, time.UTC).Local(),
@@ -131,33 +78,16 @@ func TestDecodeFixtures(t *testing.T) {
 	}
 }
 
-// TestDecodeLimits has pods outside the API server's limits, and objects that
-// are no pods.
+// TestDecodeLimits has a pod outside the API server's limits.
 func TestDecodeLimits(t *testing.T) {
-	object := func(change func(*podpb.Pod)) []byte {
-		p := newPod("p", "u", "Running")
-		change(p)
-		statuses := make([]map[string]any, len(p.Status.ContainerStatuses))
-		for i, c := range p.Status.ContainerStatuses {
-			statuses[i] = map[string]any{"name": c.GetName(), "containerID": c.GetContainerId()}
-		}
-		b, err := json.Marshal(map[string]any{
-			"metadata": map[string]any{"name": "p", "namespace": "team", "uid": "u", "labels": p.Metadata.Labels},
-			"status":   map[string]any{"reason": p.Status.GetReason(), "containerStatuses": statuses},
-		})
-		require.NoError(t, err)
-		return b
+	many := newPod("p", "u", "Running")
+	many.Status.ContainerStatuses = slices.Repeat(many.Status.ContainerStatuses, pods.MaxContainers+1)
+	many.Status.Reason = new(strings.Repeat("x", 1000))
+	many.Metadata.Labels = map[string]string{strings.Repeat("x", pods.MaxNameBytes+1): "too long"}
+	for i := range 100 {
+		many.Metadata.Labels[fmt.Sprintf("%03d", i)] = strings.Repeat("x", 1000)
 	}
-	many := object(func(p *podpb.Pod) {
-		p.Status.ContainerStatuses = slices.Repeat(p.Status.ContainerStatuses, pods.MaxContainers+1)
-		p.Status.Reason = new(strings.Repeat("x", 1000))
-		p.Metadata.Labels = map[string]string{strings.Repeat("x", pods.MaxNameBytes+1): "too long"}
-		for i := range 100 {
-			p.Metadata.Labels[fmt.Sprintf("%03d", i)] = strings.Repeat("x", 1000)
-		}
-	})
-	ps, err := decodeJSON(t, []string{"*"}, many)
-	p, _ := ps.ByName("team", "p")
+	p, err := pods.DecodePod(newEvent(added, many).Pod, "*")
 	if err != nil || len(p.Labels) != pods.MaxLabels || p.Labels[63].Name != "063" ||
 		len(p.Labels[0].Value) != pods.MaxNameBytes || len(p.Reason) != pods.MaxNameBytes {
 		t.Errorf("got reason %s, %d labels, %v", p.Reason, len(p.Labels), err)
@@ -165,31 +95,31 @@ func TestDecodeLimits(t *testing.T) {
 	if len(p.Containers) != pods.MaxContainers {
 		t.Errorf("got %d containers", len(p.Containers))
 	}
-	withoutRuntime := object(func(p *podpb.Pod) { p.Status.ContainerStatuses[0].ContainerId = new("abc") })
-	if ps, err = decodeJSON(t, nil, withoutRuntime); err != nil {
-		t.Error(err)
+	withoutRuntime := newPod("p", "u", "Running")
+	withoutRuntime.Status.ContainerStatuses[0].ContainerId = new("abc")
+	if p, err = pods.DecodePod(newEvent(added, withoutRuntime).Pod); err != nil || p.Containers[0].ID != "abc" {
+		t.Errorf("container id without a runtime: got %+v, %v", p, err)
 	}
-	if _, name, ok := ps.ByContainer("abc"); !ok || name != "main" {
-		t.Errorf("container id without a runtime: got %q", name)
-	}
-	for _, invalid := range []string{
-		"", "null", "[]", `{"metadata":{"name":"p","uid":"u"}}`, `{"metadata":{"name":7,"namespace":"n","uid":"u"}}`,
-	} {
-		if _, err := decodeJSON(t, nil, []byte(invalid)); err == nil {
-			t.Errorf("%q: got no error", invalid)
-		}
+}
+
+// TestMirrorPod checks that the API server's object of a static pod has the static pod's UID.
+func TestMirrorPod(t *testing.T) {
+	mirror := newPod("p", "00000000-0000-4000-8000-000000000001", "Running")
+	mirror.Metadata.CreationTimestamp = timestamppb.Now()
+	mirror.Metadata.Annotations = map[string]string{"kubernetes.io/config.mirror": "0123456789abcdef"}
+	p, err := pods.DecodePod(newEvent(added, mirror).Pod)
+	if err != nil || p.UID != "0123456789abcdef" || !p.Created.IsZero() {
+		t.Errorf("got %+v, %v", p, err)
 	}
 }
 
 func TestLabels(t *testing.T) {
-	_, text := fixture(t, "training")
 	for allowed, want := range map[string]string{
 		"": "", "team": "team", "tea": "", "teams": "", "app.kubernetes.io": "",
 		"app.kubernetes.io/*": "app.kubernetes.io/name app.kubernetes.io/part-of",
 	} {
-		ps, err := decodeJSON(t, strings.Fields(allowed), text)
+		p, err := pods.DecodePod(fixture(t, "training"), strings.Fields(allowed)...)
 		require.NoError(t, err)
-		p, _ := ps.ByName("team-a", "training-0")
 		var names []string
 		for _, l := range p.Labels {
 			names = append(names, l.Name)
@@ -230,20 +160,10 @@ func TestWorkload(t *testing.T) {
 	} {
 		p := newPod("p", "u", "Running")
 		p.Metadata.OwnerReferences, p.Metadata.Labels = c.owners, c.labels
-		var references []map[string]any
-		for _, o := range c.owners {
-			references = append(references, map[string]any{"kind": o.GetKind(), "name": o.GetName(), "controller": o.GetController(), "apiVersion": "v1"})
-		}
-		text, err := json.Marshal(map[string]any{"metadata": map[string]any{
-			"name": "p", "namespace": "team", "uid": "u", "labels": c.labels, "ownerReferences": references,
-		}})
+		decoded, err := pods.DecodePod(newEvent(added, p).Pod, "team/*")
 		require.NoError(t, err)
-		ps, err := decodeJSON(t, []string{"team/*"}, text)
-		require.NoError(t, err)
-		meta := ps.Meta("team", "p")
-		if wire, err := pods.DecodePod(newEvent(added, p).Pod); err != nil || name == "job" && !wire.Workload.Equal(meta.Workload) {
-			t.Errorf("%s: got of protobuf %+v, %v", name, wire.Workload, err)
-		}
+		ps := pods.NewPods(&decoded)
+		meta := ps.Meta(decoded.Namespace, "p")
 		w, controller := meta.Workload, "-"
 		if w == nil {
 			w = &allocation.Workload{}
@@ -258,7 +178,7 @@ func TestWorkload(t *testing.T) {
 		if got := fmt.Sprintf("%s %s %d", controller, all, len(meta.Labels)); got != c.want {
 			t.Errorf("%s: got %s, want %s", name, got, c.want)
 		}
-		if got, _ := ps.Termination(allocation.Assignment{Owner: allocation.Owner{Namespace: "team", Pod: "p"}, PodUID: "u"}); !got.Workload.Equal(meta.Workload) {
+		if got, _ := ps.Termination(allocation.Assignment{Owner: allocation.Owner{Namespace: decoded.Namespace, Pod: "p"}, PodUID: "u"}); !got.Workload.Equal(meta.Workload) {
 			t.Errorf("%s: got %+v of the termination", name, got.Workload)
 		}
 	}
@@ -268,15 +188,14 @@ func TestWorkload(t *testing.T) {
 // limits, or rejected.
 func FuzzDecode(f *testing.F) {
 	for _, name := range fixtures(f) {
-		wire, _ := fixture(f, name)
-		f.Add(wire)
+		f.Add(fixture(f, name))
 	}
 	f.Add([]byte{0xff})
 	labeled := newPod("a", "1", "Running")
 	labeled.Metadata.Labels = map[string]string{"k": "a\xffb"}
 	f.Add(newEvent(added, labeled).Pod)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		p, err := pods.DecodePod(b)
+		p, err := pods.DecodePod(b, "*")
 		if err != nil {
 			return
 		}

@@ -21,9 +21,13 @@ const (
 	DeletedInterval = deletedRetention
 )
 
-// DecodePod decodes a kubelet's pod, with all labels.
-func DecodePod(b []byte) (Pod, error) {
-	e := watchEvent{allowlist: labelAllowlist{{isPrefix: true}}}
-	err := e.readEvent(&api.WatchPodsEvent{Type: api.EventType_ADDED, Pod: b})
+// DecodePod decodes a kubelet's pod, with these labels.
+func DecodePod(b []byte, labels ...string) (Pod, error) {
+	allowlist, err := newAllowlist(labels)
+	if err != nil {
+		return Pod{}, err
+	}
+	e := watchEvent{allowlist: allowlist}
+	err = e.readEvent(&api.WatchPodsEvent{Type: api.EventType_ADDED, Pod: b})
 	return e.pod, err
 }

@@ -17,10 +17,6 @@ const (
 	maxEndedPods = 512 // among them; the oldest are dropped
 )
 
-// resumed is the type of an event that no kubelet sends: the API server
-// continues without a gap.
-const resumed = api.EventType(-1)
-
 var errTooManyPods = fmt.Errorf("more than %d pods", maxPods)
 
 // podCache applies the kubelet's events to the pods. Run's goroutine owns the
@@ -37,9 +33,6 @@ var errTooManyPods = fmt.Errorf("more than %d pods", maxPods)
 //	ADDED, MODIFIED  add to the new list              replace the pod, unless the event is late
 //	DELETED          remove from the new list         end the pod, move it to the deleted pods
 //	SYNC_COMPLETE    replace all pods by the list     –
-//
-// The API server sends events in order. After an interruption, its events
-// continue, or a new list comes first.
 type podCache struct {
 	pods    Pods            // the newest, as published
 	syncing map[string]*Pod // the new stream's list by UID; nil after INITIAL_SYNC_COMPLETE
@@ -58,10 +51,6 @@ func (c *podCache) apply(e *watchEvent) (changed bool, err error) {
 	switch {
 	case e.kind == api.EventType_INITIAL_SYNC_COMPLETE:
 		return c.completeSync(), nil
-	case e.kind == resumed:
-		changed = !c.pods.Synced
-		c.pods.Synced, c.pods.Err = true, nil
-		return changed, nil
 	case !e.hasPod(): // a later kubelet's kind
 		return false, nil
 	case e.kind == api.EventType_DELETED && c.syncing != nil:

@@ -10,14 +10,9 @@ import (
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
-const (
-	// socketPollInterval is the interval between checks for the socket, if the
-	// kubelet has no Pods API. A check costs one stat.
-	socketPollInterval = 2 * time.Second
-	// maxAPIServerBackoff limits the delay after a failed list or watch: all
-	// nodes of a cluster return to the API server at once.
-	maxAPIServerBackoff = 10 * time.Second
-)
+// socketPollInterval is the interval between checks for the socket, if the
+// kubelet has no Pods API. A check costs one stat.
+const socketPollInterval = 2 * time.Second
 
 // Run follows the pods until ctx is done.
 func (c *Client) Run(ctx context.Context) error {
@@ -28,33 +23,32 @@ func (c *Client) Run(ctx context.Context) error {
 	return nil
 }
 
-// runStream follows one stream of the kubelet, or of the API server if the
-// kubelet has no Pods API, and returns the delay before the next stream.
+// runStream follows one stream, and returns the delay before the next stream.
 func (c *Client) runStream(ctx context.Context) (delay time.Duration) {
-	follow := c.followKubelet
-	c.backoff.Max = maxBackoff
-	if _, err := os.Stat(c.socket); err != nil && c.options.APIServer == nil {
+	socket, err := c.findSocket()
+	if err != nil {
 		c.recordFailure(fmt.Errorf("%w: %w", ErrNoPodsAPI, err))
 		return retry.Aligned(socketPollInterval)
-	} else if err != nil {
-		follow = c.followAPIServer
-		c.backoff.Max = maxAPIServerBackoff
 	}
 	begin := time.Now()
-	err := follow(ctx)
+	err = c.follow(ctx, socket)
 	if ctx.Err() != nil || errors.Is(err, errRenew) {
 		return 0
 	}
 	if c.cache.pods.Synced && time.Since(begin) > maxBackoff {
 		c.backoff.Reset()
 	}
-	if err == nil { // a watch that ends at once must not be renewed without a pause
-		return max(0, time.Until(begin.Add(maxBackoff)))
-	}
 	c.recordFailure(err)
-	delay = c.backoff.Next()
-	if c.backoff.Max == maxAPIServerBackoff {
-		delay = retry.Spread(delay)
+	return c.backoff.Next()
+}
+
+// findSocket returns the kubelet's socket, or the fallback if the kubelet has
+// none.
+func (c *Client) findSocket() (string, error) {
+	_, err := os.Stat(c.socket)
+	if err == nil || c.options.FallbackSocket == "" {
+		return c.socket, err
 	}
-	return delay
+	_, err = os.Stat(c.options.FallbackSocket)
+	return c.options.FallbackSocket, err
 }

@@ -1,10 +1,13 @@
 package pods_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -37,18 +40,20 @@ var errBroken = errors.New("broken")
 // so that hours take milliseconds. sim/kubelet behaves like a real kubelet.
 type scriptedPodsAPI struct {
 	api.UnimplementedPodsServer
-	t      *testing.T
-	socket string // a regular file
-	client *pods.Client
-	pods   pubsub.Value[pods.Pods] // of the client
-	log    testlog.Buffer
-	calls  []string // "+name" of OnPodAdded, "-name" of OnPodEnded
-	server bufserver.Server
+	t *testing.T
+	// socket and fallback are regular files.
+	socket, fallback string
+	client           *pods.Client
+	pods             pubsub.Value[pods.Pods] // of the client
+	log              testlog.Buffer
+	calls            []string // "+name" of OnPodAdded, "-name" of OnPodEnded
+	server           bufserver.Server
 
 	mu sync.Mutex
 	// All below are guarded by mu.
 	onWatch    func(stream grpc.ServerStream) error // implements WatchPods
 	watchCalls int
+	dialed     []string // sockets
 }
 
 // runScripted runs a test in a bubble, with a stopped kubelet and a running
@@ -57,11 +62,12 @@ func runScripted(t *testing.T, test func(t *testing.T, k *scriptedPodsAPI)) {
 	t.Helper()
 	bubble.Test(t, func(t *testing.T) {
 		k := &scriptedPodsAPI{t: t, socket: filepath.Join(t.TempDir(), "pods-api.sock")}
-		o := pods.Options{Pods: &k.pods, Labels: []string{"*"}, Log: k.log.Logger()}
+		k.fallback = k.socket + ".fallback"
+		o := pods.Options{Pods: &k.pods, Labels: []string{"*"}, Log: k.log.Logger(), FallbackSocket: k.fallback}
 		o.OnPodAdded = func(_, name string) { k.calls = append(k.calls, "+"+name) }
 		o.OnPodEnded = func(_, name string) { k.calls = append(k.calls, "-"+name) }
 		var err error
-		k.client, err = pods.NewWithDial(k.socket, o, k.server.Dial)
+		k.client, err = pods.NewWithDial(k.socket, o, k.dial)
 		require.NoError(t, err)
 		defer k.stop()
 		defer background.Run(t, k.client.Run)()
@@ -90,6 +96,23 @@ func (k *scriptedPodsAPI) WatchPods(_ *api.WatchPodsRequest, stream grpc.ServerS
 	watch := k.onWatch
 	k.mu.Unlock()
 	return watch(stream)
+}
+
+func (k *scriptedPodsAPI) dial(ctx context.Context, socket string) (net.Conn, error) {
+	k.mu.Lock()
+	k.dialed = append(k.dialed, socket)
+	k.mu.Unlock()
+	return k.server.Dial(ctx)
+}
+
+// wantDialed checks the sockets of all connections.
+func (k *scriptedPodsAPI) wantDialed(sockets ...string) {
+	k.t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !slices.Equal(k.dialed, sockets) {
+		k.t.Errorf("got connections to %q, want %q", k.dialed, sockets)
+	}
 }
 
 // watchCallCount returns the number of WatchPods calls.

@@ -55,8 +55,7 @@ func Devices(state *node.State, monitor *health.Monitor) error {
 
 // Notes returns a line for each resource that waits for another plugin.
 func Notes(state *node.State) (lines []string) {
-	names, _ := state.WaitingResources()
-	for _, name := range names {
+	for _, name := range state.WaitingResources() {
 		lines = append(lines, name+": "+plugin.OtherPluginReason)
 	}
 	return lines

@@ -23,7 +23,7 @@ const (
 var allowedImports = map[string][]string{
 	"cmd/podgauge":                  {"internal/app", "internal/doctor", "internal/dra", "internal/nvml", "internal/nvml/capture"},
 	"cmd/podgauge-sim":              {"internal/app", "internal/dra", "internal/nvml", "internal/nvml/metric", "internal/xid", "internal/sim", "internal/sim/kubelet", "internal/sim/replay"},
-	"internal/app":                  {"exporter", "internal/cdi", "internal/cgroup", "internal/cli", "internal/client", "internal/config", "internal/device", "internal/allocation", "internal/health", "internal/doctor", "internal/flags", "internal/incident", "internal/kmsg", "internal/kubeapi", "internal/kubestatus", "internal/node", "internal/operator", "internal/pods", "internal/readiness", "internal/rules", "internal/state", "internal/validate", "internal/web/api", "internal/web/server", "plugin", "podresources", "internal/hpcjobs"},
+	"internal/app":                  {"exporter", "internal/cdi", "internal/cgroup", "internal/cli", "internal/client", "internal/config", "internal/device", "internal/allocation", "internal/health", "internal/doctor", "internal/flags", "internal/incident", "internal/kmsg", "internal/node", "internal/operator", "internal/pods", "internal/readiness", "internal/rules", "internal/state", "internal/validate", "internal/web/api", "internal/web/server", "plugin", "podresources", "internal/hpcjobs"},
 	"internal/client":               {"internal/cli", "internal/operator", "internal/web/api"},
 	"internal/cli":                  {"internal/incident", "internal/web/api"},
 	"internal/config":               {"internal/device", "plugin/preferred", "plugin/response"},
@@ -45,19 +45,16 @@ var allowedImports = map[string][]string{
 	"plugin/response":               {"internal/device"},
 	"plugin/preferred":              {"internal/device"},
 	"podresources":                  {"internal/device", "internal/allocation"},
-	"internal/pods":                 {"internal/device", "internal/allocation", "internal/kubeapi", "internal/pods/podpb"},
+	"internal/pods":                 {"internal/device", "internal/allocation", "internal/pods/podpb"},
 	"internal/pods/podpb":           {},
 	"internal/kmsg":                 {"internal/device"},
 	"internal/hpcjobs":              {"internal/device"},
-	"internal/kubeapi":              {},
-	"internal/kubestatus":           {"internal/node", "internal/device", "internal/xid", "internal/incident", "internal/kubeapi"},
 	"internal/node":                 {"internal/config", "internal/device", "internal/allocation", "internal/hpcjobs", "internal/incident", "internal/pods", "internal/state", "plugin"},
 	"internal/operator":             {"internal/device", "internal/allocation", "internal/health", "internal/incident", "internal/node", "internal/readiness", "internal/state", "internal/web/api", "internal/web/server"},
 	"internal/readiness":            {"internal/device", "internal/health", "internal/node", "plugin"},
 	"internal/validate":             {"internal/cli", "internal/config", "internal/device", "internal/rules"},
 	"internal/rules":                {"internal/cdi", "internal/config", "internal/device", "plugin", "plugin/response"},
-	"internal/nodelabel":            {"internal/device", "internal/kubeapi"},
-	"internal/flags":                {"exporter", "internal/allocation", "internal/config", "internal/kubeapi", "internal/kubestatus", "internal/nodelabel", "internal/pods", "internal/web/server"},
+	"internal/flags":                {"exporter", "internal/allocation", "internal/config", "internal/pods", "internal/web/server"},
 	"internal/incident":             {"internal/device", "internal/allocation", "internal/xid"},
 	"internal/state":                {"internal/health", "internal/incident"},
 	"exporter":                      {"internal/node", "internal/state", "plugin", "internal/device", "internal/allocation", "internal/health", "internal/xid", "internal/web/api", "internal/web/status", "internal/incident"},
@@ -72,7 +69,6 @@ var allowedImports = map[string][]string{
 	"internal/pubsub":               {},
 	"internal/retry":                {},
 	"internal/text":                 {},
-	"test/helpers/apiserver":        {"internal/kubeapi"},
 	"test/kubelet/conformance":      {"internal/pods/podpb", "internal/sim/kubelet", "test/helpers/deviceplugin"},
 	"test/helpers/background":       {"internal/sim/kubelet"},
 	"test/helpers/deviceplugin":     {"internal/pubsub"},
@@ -98,7 +94,7 @@ var allowedImports = map[string][]string{
 var leafPackages = []string{"internal/atomicfile", "internal/loglimit", "internal/pubsub", "internal/retry", "internal/text"}
 
 // testImports may be imported by any test.
-var testImports = []string{"internal/config", "internal/device", "internal/allocation", "internal/health", "internal/node", "internal/pods", "internal/dra", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/helpers/apiserver", "test/bubble", "test/captures", "test/kubelet/churn", "test/kubelet/conformance", "test/helpers/background", "test/helpers/bufserver", "test/helpers/certificate", "test/helpers/deviceplugin", "test/helpers/devicetest", "test/helpers/docs", "test/nvml", "test/helpers/program", "test/helpers/require", "test/helpers/testfile", "test/helpers/testlog"}
+var testImports = []string{"internal/config", "internal/device", "internal/allocation", "internal/health", "internal/node", "internal/pods", "internal/dra", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/bubble", "test/captures", "test/kubelet/churn", "test/kubelet/conformance", "test/helpers/background", "test/helpers/bufserver", "test/helpers/certificate", "test/helpers/deviceplugin", "test/helpers/devicetest", "test/helpers/docs", "test/nvml", "test/helpers/program", "test/helpers/require", "test/helpers/testfile", "test/helpers/testlog"}
 
 // bannedModules lists prefixes of foreign modules that a package must not import.
 var bannedModules = map[string][]string{
