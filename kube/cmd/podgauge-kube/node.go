@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -19,10 +20,9 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 )
 
@@ -36,7 +36,7 @@ const (
 
 // nodeOptions are the flags of the node command.
 type nodeOptions struct {
-	dir, kubeconfig            string
+	dir                        string
 	pods, adminClaims, once    bool
 	configLabel, configDefault string
 
@@ -64,12 +64,12 @@ func newNodeCommand(newLog func() (*slog.Logger, error)) *cobra.Command {
 			if o.log, err = newLog(); err != nil {
 				return err
 			}
-			client, claims, err := o.connect()
+			client, err := connect()
 			if err != nil {
-				return cli.Failed(err)
+				return cli.Failed(fmt.Errorf("find the API server: %w", err))
 			}
 			ctx := klog.NewContext(c.Context(), logr.FromSlogHandler(o.log.Handler()))
-			return cli.Failed(o.run(ctx, client, claims))
+			return cli.Failed(o.run(ctx, client))
 		},
 	}
 	f := c.Flags()
@@ -80,7 +80,6 @@ func newNodeCommand(newLog func() (*slog.Logger, error)) *cobra.Command {
 	f.StringVar(&o.configDefault, "config-default", "", "`name` in config-name for a node without the label")
 	f.BoolVar(&o.adminClaims, "admin-claims", false, "list claims with admin access in the file admin-claims")
 	f.BoolVar(&o.once, "once", false, "write the files and exit, after at most "+onceTimeout.String())
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` with the access to the API server (default: of the pod)")
 	return c
 }
 
@@ -102,103 +101,65 @@ func (o *nodeOptions) check() error {
 	return nil
 }
 
-// connect returns clients of the API server. Pods and nodes come as protobuf,
-// which takes less memory to decode.
-func (o *nodeOptions) connect() (kubernetes.Interface, dynamic.Interface, error) {
+// connect returns the client of a pod. Objects come as protobuf, which takes
+// less memory to decode.
+func connect() (kubernetes.Interface, error) {
 	config, err := rest.InClusterConfig()
-	if o.kubeconfig != "" {
-		config, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig)
-	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("find the API server: %w", err)
+		return nil, err
 	}
 	config.QPS, config.Burst = queriesPerSecond, burst
-	claims, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return nil, nil, fmt.Errorf("make a client of the API server: %w", err)
-	}
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, nil, fmt.Errorf("make a client of the API server: %w", err)
-	}
-	return client, claims, nil
-}
-
-// nodeFile is a file of package nodefiles.
-type nodeFile interface {
-	Load(ctx context.Context) error
-	Run(ctx context.Context) error
+	return kubernetes.NewForConfig(config)
 }
 
 // run serves the enabled features, and starts only the sources that they need:
-// the service account has no further rights.
-func (o *nodeOptions) run(ctx context.Context, client kubernetes.Interface, claims dynamic.Interface) error {
+// the service account has no further rights. With once, the last known files
+// have to do without an answer of the API server.
+func (o *nodeOptions) run(ctx context.Context, client kubernetes.Interface) error {
 	if err := os.MkdirAll(o.dir, 0o755); err != nil { //nolint:gosec // podgauge's user may differ
 		return fmt.Errorf("make folder: %w", err)
 	}
-	var tasks []func(context.Context) error
-	var files []nodeFile
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if o.once {
+		defer time.AfterFunc(o.timeout, cancel).Stop()
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	start := func(run func(context.Context) error) { group.Go(func() error { return run(ctx) }) }
+	var files sync.WaitGroup
+	keep := func(f *nodefiles.File, name string) {
+		f.Path, f.Once, f.Log = filepath.Join(o.dir, name), o.once, o.log
+		files.Add(1)
+		start(func(ctx context.Context) error {
+			defer files.Done()
+			return f.Run(ctx)
+		})
+	}
 	if o.configLabel != "" {
 		node := source.Node(client, o.node, o.log)
-		f, err := nodefiles.NewLabelFile(filepath.Join(o.dir, "config-name"), node, o.configLabel, o.configDefault, o.log)
-		if err != nil {
-			return err
-		}
-		tasks, files = append(tasks, node.Run), append(files, f)
+		start(node.Run)
+		content := nodefiles.Label(o.configLabel, o.configDefault)
+		keep(&nodefiles.File{Objects: node, Content: content, Default: o.configDefault + "\n"}, "config-name")
 	}
 	pods := source.Pods(client, o.node, o.log)
 	if o.adminClaims {
-		f, err := nodefiles.NewClaimsFile(filepath.Join(o.dir, "admin-claims"), pods, claims, client.Discovery(), o.log)
-		if err != nil {
-			return err
-		}
-		files = append(files, f)
+		claims := &nodefiles.AdminClaims{Client: draclient.New(client)}
+		keep(&nodefiles.File{Objects: pods, Content: claims.Content}, "admin-claims")
 	}
-	if o.pods && !o.once {
-		server, err := podsapi.New(filepath.Join(o.dir, podsapi.SocketName), pods, o.log)
-		if err != nil {
-			return err
-		}
-		tasks = append(tasks, server.Run)
+	serve := o.pods && !o.once
+	if serve {
+		start(podsapi.New(filepath.Join(o.dir, podsapi.SocketName), pods, o.log).Run)
 	}
-	if o.adminClaims || o.pods && !o.once {
-		tasks = append(tasks, pods.Run)
+	if serve || o.adminClaims {
+		start(pods.Run)
 	}
 	if o.once {
-		return o.runOnce(ctx, tasks, files)
-	}
-	for _, f := range files {
-		tasks = append(tasks, f.Run)
-	}
-	return runAll(ctx, tasks)
-}
-
-// runOnce writes the files. Without an answer of the API server, the last known
-// files have to do.
-func (o *nodeOptions) runOnce(ctx context.Context, tasks []func(context.Context) error, files []nodeFile) error {
-	ctx, cancel := context.WithTimeout(ctx, o.timeout)
-	defer cancel()
-	loads := errgroup.Group{}
-	for _, f := range files {
-		loads.Go(func() error {
-			if err := f.Load(ctx); err != nil {
-				o.log.Warn("using the last known or the default file", "err", err)
-			}
+		start(func(context.Context) error {
+			files.Wait()
+			cancel()
 			return nil
 		})
-	}
-	return runAll(ctx, append(tasks, func(context.Context) error {
-		defer cancel()
-		return loads.Wait()
-	}))
-}
-
-// runAll runs tasks until ctx is done or one fails.
-func runAll(ctx context.Context, tasks []func(context.Context) error) error {
-	group, ctx := errgroup.WithContext(ctx)
-	for _, task := range tasks {
-		group.Go(func() error { return task(ctx) })
 	}
 	return group.Wait()
 }

@@ -24,12 +24,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic/fake"
-	kubefake "k8s.io/client-go/kubernetes/fake"
-	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	k8stesting "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
@@ -49,7 +47,6 @@ func TestNodeFlags(t *testing.T) {
 		{[]string{"--pods", "--config-default=x"}, "a", "podgauge-kube: --config-default requires --config-label"},
 		{[]string{"--config-label=a b"}, "a", `podgauge-kube: --config-label "a b": `},
 		{[]string{"--pods", "more"}, "a", `podgauge-kube: unknown command "more" for "node"`},
-		{[]string{"--pods", "--kubeconfig=/missing"}, "a", "podgauge-kube: find the API server: stat /missing: no such file or directory"},
 		{[]string{"--pods"}, "a", "podgauge-kube: find the API server: unable to load in-cluster configuration"},
 	} {
 		t.Setenv("NODE_NAME", test.node)
@@ -72,17 +69,13 @@ func TestOnceWithoutAPIServer(t *testing.T) {
 	var log testlog.Buffer
 	o := &nodeOptions{
 		dir: filepath.Join(t.TempDir(), "dir"), node: "a", once: true, pods: true, adminClaims: true, timeout: 100 * time.Millisecond,
-		configLabel: "config", configDefault: "standard", log: log.Logger(), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"),
+		configLabel: "config", configDefault: "standard", log: log.Logger(),
 	}
-	config := clientcmdapi.NewConfig()
-	config.Clusters["c"], config.Contexts["c"] = &clientcmdapi.Cluster{Server: server.URL}, &clientcmdapi.Context{Cluster: "c"}
-	config.CurrentContext = "c"
-	require.NoError(t, clientcmd.WriteToFile(*config, o.kubeconfig))
-	client, claims, err := o.connect()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
 	require.NoError(t, err)
 	for _, want := range []string{"standard\n", "known before\n"} {
 		begin := time.Now()
-		require.NoError(t, o.run(t.Context(), client, claims))
+		require.NoError(t, o.run(t.Context(), client))
 		if got, err := os.ReadFile(filepath.Join(o.dir, "config-name")); err != nil || string(got) != want {
 			t.Errorf("got %q, %v, want %q", got, err, want)
 		}
@@ -94,14 +87,13 @@ func TestOnceWithoutAPIServer(t *testing.T) {
 		}
 		require.NoError(t, os.WriteFile(filepath.Join(o.dir, "config-name"), []byte("known before\n"), 0o600))
 	}
-	if n := log.Count("using the last known or the default file"); n != 4 {
+	if n := log.Count("no answer of the API server"); n != 4 {
 		t.Errorf("log: got %s", log.String())
 	}
 }
 
-// apiServer is a fake API server with a node, a pod and its claim.
-func newAPIServer(t *testing.T) (*kubefake.Clientset, *fake.FakeDynamicClient) {
-	t.Helper()
+// newAPIServer returns a fake API server with a node, a pod and its claim.
+func newAPIServer() *fake.Clientset {
 	meta := metav1.ObjectMeta{Namespace: "team", Name: "monitor", UID: "1"}
 	claim := &resourceapi.ResourceClaim{
 		ObjectMeta: meta,
@@ -109,17 +101,15 @@ func newAPIServer(t *testing.T) (*kubefake.Clientset, *fake.FakeDynamicClient) {
 			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "gpu.nvidia.com", Pool: "a", Device: "gpu-0", AdminAccess: new(true)}},
 		}}},
 	}
-	client := kubefake.NewClientset(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{"config": "shared"}}},
+	return fake.NewClientset(claim, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{"config": "shared"}}},
 		&v1.Pod{ObjectMeta: meta, Spec: v1.PodSpec{ResourceClaims: []v1.PodResourceClaim{{Name: "c", ResourceClaimName: new("monitor")}}}})
-	client.Resources = []*metav1.APIResourceList{{GroupVersion: "resource.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "resourceclaims"}}}}
-	return client, fake.NewSimpleDynamicClient(scheme.Scheme, claim)
 }
 
 // resources returns the resources of requests, which must be reads.
 func resources(t *testing.T, actions ...k8stesting.Action) string {
 	t.Helper()
 	verbs := map[string][]string{
-		"group": {"get"}, "nodes": {"list", "watch"}, "pods": {"list", "watch"}, "resourceclaims": {"get"},
+		"nodes": {"list", "watch"}, "pods": {"list", "watch"}, "resourceclaims": {"get"},
 	}
 	var used []string
 	for _, a := range actions {
@@ -127,9 +117,7 @@ func resources(t *testing.T, actions ...k8stesting.Action) string {
 		if !slices.Contains(verbs[resource], a.GetVerb()) {
 			t.Errorf("got a request %s %s", a.GetVerb(), resource)
 		}
-		if resource != "group" { // of the discovery, which all may read
-			used = append(used, resource)
-		}
+		used = append(used, resource)
 	}
 	slices.Sort(used)
 	return strings.Join(slices.Compact(used), " ")
@@ -159,13 +147,13 @@ func TestNode(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			client, dynamicClient := newAPIServer(t)
+			client := newAPIServer()
 			o := test.options
 			o.dir, o.node, o.timeout, o.log = background.Dir(t), "a", testTimeout, slog.New(slog.NewTextHandler(io.Discard, nil))
 			ended := make(chan struct{})
 			stop := background.Run(t, func(ctx context.Context) error {
 				defer close(ended)
-				return o.run(ctx, client, dynamicClient)
+				return o.run(ctx, client)
 			})
 			for _, name := range test.want {
 				waitForFile(t, filepath.Join(o.dir, name), map[string]string{
@@ -183,7 +171,7 @@ func TestNode(t *testing.T) {
 				files[i] = filepath.Base(files[i])
 			}
 			stop()
-			got := resources(t, append(client.Actions(), dynamicClient.Actions()...)...)
+			got := resources(t, client.Actions()...)
 			if !slices.Equal(files, test.want) || got != test.resources {
 				t.Errorf("got files %v, requests for %q, want %v, %q", files, got, test.want, test.resources)
 			}

@@ -5,84 +5,114 @@
 package nodefiles
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"fmt"
+	"errors"
 	"log/slog"
 	"os"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/atomicfile"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/kube/internal/source"
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
 const minBackoff, maxBackoff = 500 * time.Millisecond, 30 * time.Second
 
-// file is a file that follows the objects of a source.
-type file[T cache.Object] struct {
-	path    string
-	objects *source.Source[T]
-	changes <-chan struct{} // of objects
-	log     *slog.Logger
+// File is a file that follows the objects of a source.
+type File struct {
+	Path    string
+	Objects *source.Source
+	// Content returns the content for the objects. An empty content with an
+	// error leaves the file as it is.
+	Content func(ctx context.Context, objects []any) (string, error)
+	// Default is the content before the objects are known; empty: none.
+	Default string
+	// Once ends Run after the first content, or with ctx.
+	Once bool
+	Log  *slog.Logger
 }
 
-func newFile[T cache.Object](path string, objects *source.Source[T], log *slog.Logger) (file[T], error) {
-	changes, err := objects.Changes()
-	return file[T]{path, objects, changes, log}, err
-}
-
-// wait returns when the objects are known.
-func (f *file[T]) wait(ctx context.Context) error {
+// Run keeps the file until ctx is done. The source runs beside it.
+func (f *File) Run(ctx context.Context) error {
+	if _, err := os.Stat(f.Path); f.Default != "" && os.IsNotExist(err) {
+		if err := f.store(f.Default); err != nil {
+			return err
+		}
+	}
+	changes := make(chan struct{}, 1)
+	_, err := f.Objects.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { pubsub.Notify(changes) },
+		UpdateFunc: func(_, _ any) { pubsub.Notify(changes) },
+		DeleteFunc: func(any) { pubsub.Notify(changes) },
+	})
+	if err != nil {
+		return err
+	}
 	select {
-	case <-f.objects.HasSyncedChecker().Done():
-		return nil
+	case <-f.Objects.HasSyncedChecker().Done():
+		f.follow(ctx, changes)
 	case <-ctx.Done():
-		err, _ := f.objects.Err.Get()
-		return fmt.Errorf("wait for the API server: %w", cmp.Or(err, context.Cause(ctx)))
+		err, _ := f.Objects.Err.Get()
+		f.Log.Warn("no answer of the API server, keeping the last known content", "file", f.Path,
+			"err", cmp.Or(err, ctx.Err()))
 	}
+	return nil
 }
 
-// run calls update after each change, and again after an error.
-func (f *file[T]) run(ctx context.Context, update func(context.Context) error) error {
-	if f.wait(ctx) != nil {
-		return nil // at the end
-	}
+// follow updates the file after each change, and again after an error.
+func (f *File) follow(ctx context.Context, changes <-chan struct{}) {
 	backoff := retry.Backoff{Min: minBackoff, Max: maxBackoff}
 	failed := false
 	for ctx.Err() == nil {
 		var again <-chan time.Time
-		if err := update(ctx); err != nil {
-			if !failed && ctx.Err() == nil {
-				f.log.Warn("cannot update file, keeping the last content", "file", f.path, "err", err)
+		content, err := f.Content(ctx, f.Objects.GetStore().List())
+		if content != "" || err == nil {
+			err = errors.Join(err, f.store(content))
+		}
+		switch {
+		case err != nil:
+			if !failed {
+				f.Log.Warn("cannot update file, trying again", "file", f.Path, "err", err)
 			}
 			again = time.After(retry.Spread(backoff.Next()))
-			failed = true
-		} else if failed {
-			f.log.Info("updated file again", "file", f.path)
+		case failed:
+			f.Log.Info("updated file again", "file", f.Path)
 			backoff.Reset()
-			failed = false
+		}
+		if failed = err != nil; f.Once {
+			return
 		}
 		select {
 		case <-ctx.Done():
 		case <-again:
-		case <-f.changes:
+		case <-changes:
 		}
 	}
-	return nil
 }
 
 // store replaces the content, if it differs.
-func (f *file[T]) store(content string) error {
-	before, err := os.ReadFile(f.path)
-	if err == nil && bytes.Equal(before, []byte(content)) {
+func (f *File) store(content string) error {
+	if before, err := os.ReadFile(f.Path); err == nil && string(before) == content {
 		return nil
 	}
-	if err := atomicfile.Replace(f.path, []byte(content)); err != nil {
+	if err := atomicfile.Replace(f.Path, []byte(content)); err != nil {
 		return err
 	}
-	f.log.Info("file changed", "file", f.path, "content", content)
+	f.Log.Info("file changed", "file", f.Path, "content", content)
 	return nil
+}
+
+// Label returns the content of a file with a label of the node. A node without
+// the label has the default value, which may be empty.
+func Label(key, defaultValue string) func(context.Context, []any) (string, error) {
+	return func(_ context.Context, nodes []any) (string, error) {
+		if len(nodes) == 0 {
+			return "", errors.New("the API server has no such node")
+		}
+		return cmp.Or(nodes[0].(*v1.Node).Labels[key], defaultValue) + "\n", nil
+	}
 }

@@ -2,10 +2,10 @@ package nodefiles_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,16 +21,16 @@ import (
 	"github.com/podgauge/podgauge/test/helpers/testlog"
 	"go.uber.org/goleak"
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/api/resource/v1beta1"
+	"k8s.io/api/resource/v1beta2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/dynamic"
-	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -103,13 +103,20 @@ func (c *cluster) setLabels(labels map[string]string) {
 	require.NoError(c.t, err)
 }
 
-// labelFile returns a file whose source runs until stop.
-func (c *cluster) labelFile() (f *nodefiles.LabelFile, stop func()) {
+// start follows the label; the source and the file run until stop, or the file
+// until its end.
+func (c *cluster) start(f *nodefiles.File, objects *source.Source) (stop func()) {
 	c.t.Helper()
-	node := source.Node(c, "a", c.log.Logger())
-	f, err := nodefiles.NewLabelFile(c.path, node, "config", "standard", c.log.Logger())
-	require.NoError(c.t, err)
-	return f, background.Run(c.t, node.Run)
+	f.Path, f.Objects, f.Log = c.path, objects, c.log.Logger()
+	stopSource := background.Run(c.t, objects.Run)
+	stopFile := background.Run(c.t, f.Run)
+	return func() { stopSource(); stopFile() }
+}
+
+func (c *cluster) startLabel() (stop func()) {
+	c.t.Helper()
+	f := &nodefiles.File{Content: nodefiles.Label("config", "standard"), Default: "standard\n"}
+	return c.start(f, source.Node(c, "a", c.log.Logger()))
 }
 
 func newNode(labels map[string]string) *v1.Node {
@@ -119,11 +126,15 @@ func newNode(labels map[string]string) *v1.Node {
 // load loads the label once, as an init container does.
 func (c *cluster) load() error {
 	c.t.Helper()
-	f, stop := c.labelFile()
-	defer stop()
+	node := source.Node(c, "a", c.log.Logger())
+	defer background.Run(c.t, node.Run)()
+	f := &nodefiles.File{
+		Path: c.path, Objects: node, Once: true, Log: c.log.Logger(),
+		Content: nodefiles.Label("config", "standard"), Default: "standard\n",
+	}
 	ctx, cancel := context.WithTimeout(c.t.Context(), 10*time.Second)
 	defer cancel()
-	return f.Load(ctx)
+	return f.Run(ctx)
 }
 
 func TestLoadLabel(t *testing.T) {
@@ -131,15 +142,15 @@ func TestLoadLabel(t *testing.T) {
 		node         *v1.Node
 		before       string
 		refused      error
-		want, errHas string
+		want, logHas string
 	}{
 		"label":                     {node: newNode(map[string]string{"config": "shared"}), want: "shared\n"},
 		"no label":                  {node: newNode(map[string]string{"other": "x"}), before: "shared\n", want: "standard\n"},
 		"empty label":               {node: newNode(map[string]string{"config": ""}), want: "standard\n"},
-		"no node":                   {want: "standard\n", errHas: "no such node"},
-		"no node, known before":     {before: "shared\n", want: "shared\n", errHas: "no such node"},
-		"no API server":             {refused: errors.New("refused"), want: "standard\n", errHas: "read label config of the node: wait for the API server: refused"},
-		"no API server, but before": {refused: errors.New("refused"), before: "shared\n", want: "shared\n", errHas: "refused"},
+		"no node":                   {want: "standard\n", logHas: "no such node"},
+		"no node, known before":     {before: "shared\n", want: "shared\n", logHas: "no such node"},
+		"no API server":             {refused: errors.New("refused"), want: "standard\n", logHas: "refused"},
+		"no API server, but before": {refused: errors.New("refused"), before: "shared\n", want: "shared\n", logHas: "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
@@ -151,11 +162,11 @@ func TestLoadLabel(t *testing.T) {
 					require.NoError(t, os.WriteFile(c.path, []byte(test.before), 0o600))
 				}
 				c.refuse(test.refused)
-				err := c.load()
-				if (err == nil) != (test.errHas == "") || err != nil && !strings.Contains(err.Error(), test.errHas) {
-					t.Errorf("got %v, want %q", err, test.errHas)
-				}
+				require.NoError(t, c.load())
 				c.want("file", test.want)
+				if warned := c.log.Count("level=WARN") > 0; warned != (test.logHas != "") || !strings.Contains(c.log.String(), test.logHas) {
+					t.Errorf("log: got %s, want %q", c.log.String(), test.logHas)
+				}
 			})
 		})
 	}
@@ -165,8 +176,7 @@ func TestLoadLabel(t *testing.T) {
 func TestFollowLabel(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		c := newCluster(t, newNode(map[string]string{"config": "one"}))
-		f, _ := c.labelFile()
-		background.Run(t, f.Run)
+		c.startLabel()
 		c.want("start", "one\n")
 		c.setLabels(map[string]string{"config": "two"})
 		c.want("other value", "two\n")
@@ -179,7 +189,7 @@ func TestFollowLabel(t *testing.T) {
 		c.want("no label", "standard\n")
 		require.NoError(t, c.CoreV1().Nodes().Delete(t.Context(), "a", metav1.DeleteOptions{}))
 		c.want("no node", "standard\n")
-		if n := c.log.Count("level=WARN"); n != 2 || c.log.Count("no such node") != 1 || c.log.Count("again") != 1 {
+		if n := c.log.Count("level=WARN"); n != 2 || c.log.Count("no such node") != 1 || c.log.Count("following objects") != 1 {
 			t.Errorf("log: got %s", c.log.String())
 		}
 	})
@@ -191,8 +201,7 @@ func TestForbidden(t *testing.T) {
 		c := newCluster(t, newNode(map[string]string{"config": "one"}))
 		require.NoError(t, os.WriteFile(c.path, []byte("two\n"), 0o600))
 		c.refuse(errors.New("forbidden"))
-		f, _ := c.labelFile()
-		background.Run(t, f.Run)
+		c.startLabel()
 		time.Sleep(time.Hour)
 		c.want("without a role", "two\n")
 		if n := c.log.Count("\n"); n != 1 {
@@ -203,18 +212,24 @@ func TestForbidden(t *testing.T) {
 	})
 }
 
-// TestFullDisk fails to write, and writes later.
-func TestFullDisk(t *testing.T) {
+// TestMissingFolder fails at the start, and while it runs.
+func TestMissingFolder(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		c := newCluster(t, newNode(map[string]string{"config": "one"}))
 		dir := filepath.Dir(c.path)
 		require.NoError(t, os.Remove(dir))
-		f, _ := c.labelFile()
-		background.Run(t, f.Run)
+		if err := c.load(); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("start: got %v", err)
+		}
+		require.NoError(t, os.Mkdir(dir, 0o700))
+		c.startLabel()
+		c.want("start", "one\n")
+		require.NoError(t, os.RemoveAll(dir))
+		c.setLabels(map[string]string{"config": "two"})
 		time.Sleep(time.Hour)
 		require.NoError(t, os.Mkdir(dir, 0o700))
 		time.Sleep(time.Minute)
-		c.want("after the repair", "one\n")
+		c.want("after the repair", "two\n")
 		if c.log.Count("cannot update file") != 1 || c.log.Count("updated file again") != 1 {
 			t.Errorf("log: got %s", c.log.String())
 		}
@@ -227,62 +242,47 @@ type result struct {
 	admin  bool
 }
 
-// newClaim returns a claim as any version has it; without results, it has no
-// allocation.
-func newClaim(version, name string, results ...result) *unstructured.Unstructured {
-	var devices []any
+// newClaim returns a claim; without results, it has no allocation.
+func newClaim(name string, results ...result) *resourceapi.ResourceClaim {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}}
 	for _, r := range results {
-		device := map[string]any{"request": "gpu", "driver": r.driver, "pool": "a", "device": "gpu-0"}
-		if r.admin {
-			device["adminAccess"] = true
+		if claim.Status.Allocation == nil {
+			claim.Status.Allocation = &resourceapi.AllocationResult{}
 		}
-		devices = append(devices, device)
+		all := &claim.Status.Allocation.Devices.Results
+		*all = append(*all, resourceapi.DeviceRequestAllocationResult{Driver: r.driver, Pool: "a", Device: "gpu-0"})
+		if r.admin {
+			(*all)[len(*all)-1].AdminAccess = new(true)
+		}
 	}
-	claim := map[string]any{
-		"apiVersion": "resource.k8s.io/" + version, "kind": "ResourceClaim",
-		"metadata": map[string]any{"namespace": "team", "name": name},
-		"spec":     map[string]any{"devices": map[string]any{"requests": []any{map[string]any{"name": "gpu", "allocationMode": "All"}}}},
-		"status":   map[string]any{},
-	}
-	if len(devices) > 0 {
-		claim["status"] = map[string]any{"allocation": map[string]any{"devices": map[string]any{"results": devices}}}
-	}
-	return &unstructured.Unstructured{Object: claim}
+	return claim
 }
 
-// claimsCluster is a cluster with claims of a version.
-type claimsCluster struct {
-	*cluster
-
-	claims  *dynamicfake.FakeDynamicClient
-	version string
-}
-
-func newClaimsCluster(t *testing.T, served []string, claims ...runtime.Object) *claimsCluster {
+// newClaimsCluster has a cluster that serves claims in one version.
+func newClaimsCluster(t *testing.T, version string, claims ...*resourceapi.ResourceClaim) *cluster {
 	t.Helper()
 	c := newCluster(t)
-	for _, v := range served {
-		c.Resources = append(c.Resources, &metav1.APIResourceList{
-			GroupVersion: "resource.k8s.io/" + v, APIResources: []metav1.APIResource{{Name: "resourceclaims"}},
-		})
+	for _, claim := range claims {
+		c.setClaim(version, claim)
 	}
-	d := dynamicfake.NewSimpleDynamicClient(runtime.NewScheme(), claims...)
-	f, err := nodefiles.NewClaimsFile(c.path, c.startPods(), d, c.Discovery(), c.log.Logger())
-	require.NoError(t, err)
-	background.Run(t, f.Run)
-	return &claimsCluster{c, d, served[0]}
+	admin := &nodefiles.AdminClaims{Client: draclient.New(c)}
+	c.start(&nodefiles.File{Content: admin.Content}, source.Pods(c, "a", c.log.Logger()))
+	return c
 }
 
-func (c *cluster) startPods() *source.Source[*v1.Pod] {
-	pods := source.Pods(c, "a", c.log.Logger())
-	background.Run(c.t, pods.Run)
-	return pods
-}
-
-// resource is the client of the claims.
-func (c *claimsCluster) resource() dynamic.ResourceInterface {
-	gvr := schema.GroupVersionResource{Group: "resource.k8s.io", Version: c.version, Resource: "resourceclaims"}
-	return c.claims.Resource(gvr).Namespace("team")
+// setClaim creates or replaces a claim in a version.
+func (c *cluster) setClaim(version string, claim *resourceapi.ResourceClaim) {
+	c.t.Helper()
+	data, err := json.Marshal(claim)
+	require.NoError(c.t, err)
+	object := map[string]runtime.Object{
+		"v1": &resourceapi.ResourceClaim{}, "v1beta1": &v1beta1.ResourceClaim{}, "v1beta2": &v1beta2.ResourceClaim{},
+	}[version]
+	require.NoError(c.t, json.Unmarshal(data, object)) // the status has the same fields
+	gvr := resourceapi.SchemeGroupVersion.WithResource("resourceclaims")
+	gvr.Version = version
+	_ = c.Tracker().Delete(gvr, "team", claim.Name) // perhaps none
+	require.NoError(c.t, c.Tracker().Create(gvr, object, "team"))
 }
 
 // addPod adds a pod with claims; those with a prefix "~" are of templates.
@@ -306,14 +306,12 @@ func (c *cluster) addPod(name string, claims ...string) *v1.Pod {
 // TestClaims adds and removes pods with claims, at each version of the API.
 func TestClaims(t *testing.T) {
 	const nvidia, other = "gpu.nvidia.com", "other.example.com"
-	for _, served := range [][]string{{"v1", "v1beta2"}, {"v1beta2", "v1beta1"}, {"v1beta1"}} {
-		t.Run(served[0], func(t *testing.T) {
+	for _, version := range []string{"v1", "v1beta2", "v1beta1"} {
+		t.Run(version, func(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
-				v := served[0]
-				c := newClaimsCluster(t, slices.Sorted(slices.Values(served)),
-					newClaim(v, "monitor", result{nvidia, true}, result{nvidia, true}), newClaim(v, "train", result{nvidia, false}),
-					newClaim(v, "mixed", result{nvidia, true}, result{nvidia, false}, result{other, true}), newClaim(v, "pending"))
-				c.version = v
+				c := newClaimsCluster(t, version,
+					newClaim("monitor", result{nvidia, true}, result{nvidia, true}), newClaim("train", result{nvidia, false}),
+					newClaim("mixed", result{nvidia, true}, result{nvidia, false}, result{other, true}), newClaim("pending"))
 				c.want("no pod", "")
 				c.addPod("job", "~train")
 				c.want("without admin access", "")
@@ -324,12 +322,11 @@ func TestClaims(t *testing.T) {
 				c.want("admin access of one driver", all)
 				c.addPod("pending", "pending", "missing")
 				c.want("claims that cannot be read", all)
-				_, err := c.resource().Update(t.Context(), newClaim(v, "pending", result{nvidia, true}), metav1.UpdateOptions{})
-				require.NoError(t, err)
+				c.setClaim(version, newClaim("pending", result{nvidia, true}))
 				time.Sleep(time.Minute)
 				c.want("allocated later", all+"team/pending/gpu.nvidia.com\n")
 				monitor.Status.Phase = v1.PodSucceeded
-				_, err = c.CoreV1().Pods("team").Update(t.Context(), monitor, metav1.UpdateOptions{})
+				_, err := c.CoreV1().Pods("team").Update(t.Context(), monitor, metav1.UpdateOptions{})
 				require.NoError(t, err)
 				require.NoError(t, c.CoreV1().Pods("team").Delete(t.Context(), "mixed", metav1.DeleteOptions{}))
 				c.want("ended pods", "team/pending/gpu.nvidia.com\n")
@@ -345,31 +342,20 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// TestClaimsVersion upgrades the API server from v1beta1 to v1, and reads each
-// claim once.
-func TestClaimsVersion(t *testing.T) {
+// TestClaimsAreReadOnce counts requests, and upgrades the API server.
+func TestClaimsAreReadOnce(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		c := newClaimsCluster(t, []string{"v1beta1"}, newClaim("v1beta1", "old", result{"d", true}), newClaim("v1", "new", result{"d", true}))
+		c := newClaimsCluster(t, "v1beta1", newClaim("old", result{"d", true}))
 		c.addPod("a", "old")
 		c.want("v1beta1", "team/old/d\n")
-		c.Resources[0].GroupVersion = "resource.k8s.io/v1"
+		c.ClearActions()
+		c.setClaim("v1", newClaim("new", result{"d", true}))
 		c.addPod("b", "new")
-		time.Sleep(time.Minute)
 		c.want("v1", "team/new/d\nteam/old/d\n")
-		if n := len(c.claims.Actions()); n != 3 {
-			t.Errorf("requests for claims: got %d, want 3: %v", n, c.claims.Actions())
-		}
-	})
-}
-
-// TestNoClaimsAPI has an API server without the API.
-func TestNoClaimsAPI(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		c := newClaimsCluster(t, []string{"v1alpha3"})
-		c.addPod("a", "x")
-		c.want("v1alpha3", "")
-		if c.log.Count("the API server has none of resource.k8s.io v1, v1beta2, v1beta1") != 1 {
-			t.Errorf("log: got %s", c.log.String())
+		for _, action := range c.Actions() {
+			if get, ok := action.(k8stesting.GetAction); ok && get.GetName() == "old" {
+				t.Error("the claim was read again")
+			}
 		}
 	})
 }

@@ -17,7 +17,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/kube/internal/source"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -41,7 +40,7 @@ type Server struct {
 	api.UnimplementedPodsServer
 
 	socket string
-	source *source.Source[*v1.Pod]
+	source *source.Source
 	synced cache.ResourceEventHandlerRegistration
 	log    *slog.Logger
 
@@ -56,26 +55,36 @@ type pod struct {
 	wire []byte // v1.Pod
 }
 
-// New returns a server on a socket. The caller runs the source afterwards.
-func New(socket string, pods *source.Source[*v1.Pod], log *slog.Logger) (*Server, error) {
-	s := &Server{
+// New returns a server on a socket. The source runs beside it.
+func New(socket string, pods *source.Source, log *slog.Logger) *Server {
+	return &Server{
 		socket: socket, source: pods, log: log,
 		pods:     map[cache.ObjectName]pod{},
 		watchers: map[chan *api.WatchPodsEvent]bool{},
 	}
-	var err error
-	s.synced, err = pods.AddTypedEventHandler(cache.TypedResourceEventHandlerFuncs[*v1.Pod]{
-		AddFunc:    s.set,
-		UpdateFunc: func(_, p *v1.Pod) { s.set(p) },
-		DeleteFunc: func(d cache.DeletedObject[*v1.Pod]) { s.remove(d.GetObjectName()) },
-	})
-	return s, err
 }
 
 // Run serves until ctx is done.
-func (s *Server) Run(ctx context.Context) error {
-	listener, err := s.listen()
+func (s *Server) Run(ctx context.Context) (err error) {
+	s.synced, err = s.source.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { s.set(cache.MetaObjectToName(o.(*v1.Pod)), o.(*v1.Pod)) },
+		UpdateFunc: func(_, o any) { s.set(cache.MetaObjectToName(o.(*v1.Pod)), o.(*v1.Pod)) },
+		DeleteFunc: func(o any) {
+			name, _ := cache.DeletionHandlingObjectToName(o) // informers have only named objects
+			s.set(name, nil)
+		},
+	})
 	if err != nil {
+		return fmt.Errorf("serve the Pods API: %w", err)
+	}
+	_ = os.Remove(s.socket) // of an earlier process
+	listener, err := net.Listen("unix", s.socket)
+	if err != nil {
+		return fmt.Errorf("serve the Pods API: %w", err)
+	}
+	defer listener.Close() //nolint:errcheck // Serve has closed the listener
+	// before, the umask of a container lets only root connect
+	if err := os.Chmod(s.socket, 0o600); err != nil {
 		return fmt.Errorf("serve the Pods API: %w", err)
 	}
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
@@ -84,40 +93,25 @@ func (s *Server) Run(ctx context.Context) error {
 	return server.Serve(listener)
 }
 
-// listen replaces the socket of an earlier process. The umask of a container
-// lets only root connect before Chmod.
-func (s *Server) listen() (net.Listener, error) {
-	if err := text.CheckSocketPath(s.socket); err != nil {
-		return nil, err
-	}
-	if err := os.Remove(s.socket); err != nil && !os.IsNotExist(err) {
-		return nil, err
-	}
-	listener, err := net.Listen("unix", s.socket)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(s.socket, 0o600); err != nil {
-		listener.Close() //nolint:errcheck // without a connection
-		return nil, err
-	}
-	return listener, nil
-}
-
-// set adds or changes a pod. A pod of the same name with another UID is a new
-// pod, whose predecessor ended while the API server was away.
-func (s *Server) set(p *v1.Pod) {
-	sent := *p
-	sent.ResourceVersion = "" // changes with fields that are not sent
-	wire := s.marshal(&sent)
-	name := cache.MetaObjectToName(p)
+// set adds, changes or, if p is nil, removes a pod. A pod of the same name with
+// another UID is a new pod, whose predecessor ended while the API server was
+// away.
+func (s *Server) set(name cache.ObjectName, p *v1.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before, known := s.pods[name]
-	if known && before.uid != p.UID {
-		s.removeLocked(name)
+	if known && (p == nil || p.UID != before.uid) {
+		delete(s.pods, name)
+		meta := metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: before.uid}
+		s.broadcast(api.EventType_DELETED, marshal(&v1.Pod{ObjectMeta: meta})) // as the kubelet does
 		known = false
 	}
+	if p == nil {
+		return
+	}
+	sent := *p
+	sent.ResourceVersion = "" // changes with fields that are not sent
+	wire := marshal(&sent)
 	s.pods[name] = pod{p.UID, wire}
 	switch {
 	case !known:
@@ -127,30 +121,9 @@ func (s *Server) set(p *v1.Pod) {
 	}
 }
 
-func (s *Server) remove(name cache.ObjectName) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.removeLocked(name)
-}
-
-// removeLocked sends a pod with name and UID only, as the kubelet does. mu is
-// held.
-func (s *Server) removeLocked(name cache.ObjectName) {
-	gone, known := s.pods[name]
-	if !known {
-		return
-	}
-	delete(s.pods, name)
-	meta := metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: gone.uid}
-	s.broadcast(api.EventType_DELETED, s.marshal(&v1.Pod{ObjectMeta: meta}))
-}
-
-// marshal encodes a pod. Pods of the API server have no field that fails.
-func (s *Server) marshal(p *v1.Pod) []byte {
-	wire, err := p.Marshal()
-	if err != nil {
-		s.log.Error("cannot encode pod", "namespace", p.Namespace, "pod", p.Name, "err", err)
-	}
+// marshal encodes a pod, which cannot fail: the buffer has the size of the pod.
+func marshal(p *v1.Pod) []byte {
+	wire, _ := p.Marshal()
 	return wire
 }
 
@@ -166,51 +139,44 @@ func (s *Server) broadcast(kind api.EventType, wire []byte) {
 	}
 }
 
-// ready returns an error unless the pods are those of the API server.
-func (s *Server) ready() error {
-	err, _ := s.source.Err.Get()
-	switch {
-	case err != nil:
-		return status.Errorf(codes.Unavailable, "follow pods at the API server: %v", err)
-	case !s.synced.HasSynced():
-		return status.Error(codes.FailedPrecondition, "the API server has not listed the pods yet")
+// list returns the pods in order of their UIDs, as the kubelet does, or an error
+// unless they are those of the API server. It adds a watcher, unless nil.
+func (s *Server) list(watcher chan *api.WatchPodsEvent) (sorted []pod, err error) {
+	if err, _ := s.source.Err.Get(); err != nil {
+		return nil, status.Errorf(codes.Unavailable, "follow pods at the API server: %v", err)
 	}
-	return nil
-}
-
-// listLocked returns the pods in order of their UIDs, as the kubelet does. mu is
-// held.
-func (s *Server) listLocked() (wires [][]byte) {
-	sorted := slices.SortedFunc(maps.Values(s.pods), func(a, b pod) int { return cmp.Compare(a.uid, b.uid) })
-	for _, p := range sorted {
-		wires = append(wires, p.wire)
+	if !s.synced.HasSynced() {
+		return nil, status.Error(codes.FailedPrecondition, "the API server has not listed the pods yet")
 	}
-	return wires
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if watcher != nil {
+		s.watchers[watcher] = true
+	}
+	return slices.SortedFunc(maps.Values(s.pods), func(a, b pod) int { return cmp.Compare(a.uid, b.uid) }), nil
 }
 
 // ListPods returns all pods.
 func (s *Server) ListPods(context.Context, *api.ListPodsRequest) (*api.ListPodsResponse, error) {
-	if err := s.ready(); err != nil {
-		return nil, err
+	pods, err := s.list(nil)
+	r := &api.ListPodsResponse{}
+	for _, p := range pods {
+		r.Pods = append(r.Pods, p.wire)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return &api.ListPodsResponse{Pods: s.listLocked()}, nil
+	return r, err
 }
 
 // GetPod returns a pod.
 func (s *Server) GetPod(_ context.Context, r *api.GetPodRequest) (*api.GetPodResponse, error) {
-	if err := s.ready(); err != nil {
+	pods, err := s.list(nil)
+	if err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range s.pods {
-		if p.uid == types.UID(r.PodUID) {
-			return &api.GetPodResponse{Pod: p.wire}, nil
-		}
+	i := slices.IndexFunc(pods, func(p pod) bool { return p.uid == types.UID(r.PodUID) })
+	if i < 0 {
+		return nil, status.Errorf(codes.NotFound, "pod with UID %s not found", r.PodUID)
 	}
-	return nil, status.Errorf(codes.NotFound, "pod with UID %s not found", r.PodUID)
+	return &api.GetPodResponse{Pod: pods[i].wire}, nil
 }
 
 // WatchPods sends all pods, and then changes. The stream ends if the API server
@@ -218,29 +184,23 @@ func (s *Server) GetPod(_ context.Context, r *api.GetPodRequest) (*api.GetPodRes
 func (s *Server) WatchPods(
 	_ *api.WatchPodsRequest, stream grpc.ServerStreamingServer[api.WatchPodsEvent],
 ) error {
-	if err := s.ready(); err != nil {
-		return err
-	}
 	events := make(chan *api.WatchPodsEvent, maxBacklog)
-	s.mu.Lock()
-	list := s.listLocked()
-	s.watchers[events] = true
-	s.mu.Unlock()
+	pods, err := s.list(events)
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.watchers, events)
 	}()
-	for _, wire := range list {
-		if err := stream.Send(&api.WatchPodsEvent{Type: api.EventType_ADDED, Pod: wire}); err != nil {
-			return err
-		}
+	for i := 0; err == nil && i < len(pods); i++ {
+		err = stream.Send(&api.WatchPodsEvent{Type: api.EventType_ADDED, Pod: pods[i].wire})
 	}
-	err := stream.Send(&api.WatchPodsEvent{Type: api.EventType_INITIAL_SYNC_COMPLETE})
+	if err == nil {
+		err = stream.Send(&api.WatchPodsEvent{Type: api.EventType_INITIAL_SYNC_COMPLETE})
+	}
 	for err == nil {
-		_, changed := s.source.Err.Get()
-		if err = s.ready(); err != nil {
-			break
+		away, changed := s.source.Err.Get()
+		if away != nil {
+			return status.Errorf(codes.Unavailable, "follow pods at the API server: %v", away)
 		}
 		select {
 		case <-stream.Context().Done():

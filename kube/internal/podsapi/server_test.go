@@ -94,8 +94,7 @@ func (c *cluster) startSidecar() {
 	c.t.Helper()
 	log := c.log.Logger()
 	src := source.Pods(c, "a", log)
-	server, err := podsapi.New(c.socket, src, log)
-	require.NoError(c.t, err)
+	server := podsapi.New(c.socket, src, log)
 	stopServer := background.Run(c.t, server.Run)
 	stopSource := background.Run(c.t, src.Run)
 	c.stop = func() { stopServer(); stopSource() }
@@ -448,8 +447,7 @@ func TestSocket(t *testing.T) {
 		t.Errorf("socket after the end: got %v", err)
 	}
 	long := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
-	server, err := podsapi.New(long, source.Pods(c, "a", c.log.Logger()), c.log.Logger())
-	require.NoError(t, err)
+	server := podsapi.New(long, source.Pods(c, "a", c.log.Logger()), c.log.Logger())
 	if err := server.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "serve the Pods API") {
 		t.Errorf("long path: got %v", err)
 	}
