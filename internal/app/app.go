@@ -168,7 +168,8 @@ func (a *app) addHealth() {
 	}
 	incidentOptions := incident.Options{
 		Devices: &a.node.Devices, Allocations: &a.node.Allocations, Terminations: a.node.Terminations,
-		HPCJobs: a.node.JobsOf, Incidents: &a.node.Incidents, MaxAge: o.IncidentsMaxAge, MaxIncidents: o.IncidentsMaxCount,
+		HPCJobs: a.node.JobsOf, Incidents: &a.node.Incidents,
+		MaxAge: o.IncidentsMaxAge, MaxIncidents: o.IncidentsMaxCount,
 		Log: a.logger("incidents"),
 	}
 	if o.StateDir == "" {
