@@ -137,7 +137,7 @@ func (g *trackedGPU) healthRecord(id device.ID, s *healthState, now time.Time) (
 		}
 	}
 	found = r.LastListed.ID != "" || r.Reason != "" || r.isRetired() || len(r.UnhealthyTimes) > 0 ||
-		r.FailedResets.Reason != "" || len(r.Xids) > 0
+		r.FailedResets.Reason != "" || r.Behind.Reason != "" || len(r.Xids) > 0
 	return r, found
 }
 

@@ -59,7 +59,7 @@ func TestFaultBehind(t *testing.T) {
 		{"a fault during the retirement", 2, `list g0=fan; start; 1s; behind - -; check d0 nvlink inspect; 5s
 			behind nvlink!inspect -; fail d0 lost; 5s; behind nvlink!inspect -; list empty; 1s: nvlink -; behind - -`},
 		{"of a MIG device", 1, `partition g0 1g.10gb 1g.10gb; start; 11s; kernel d0 95; 1s; list g0=fan; 1s
-			behind - xid_95!reset_gpu -; fail d1 lost; 5s; behind lost!reboot lost!reboot lost!reboot`},
+			behind - xid_95!reset_gpu -; reset g0; 1m; behind - xid_95 -; restart; 10s; behind - xid_95 -; fail d1 lost; 5s; behind lost!reboot lost!reboot lost!reboot`},
 		{"of the GPU", 1, `partition g0 1g.10gb 1g.10gb; start; 11s; list d0=fan; fail g0 lost; 5s: lost retired lost
 			behind - lost!reboot -`},
 		{"trusted", 2, `1s; fail d0 xid 95; list g0=fan; 1s; trust d0; 1s: retired -; behind xid_95 -`},
