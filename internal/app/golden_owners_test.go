@@ -324,8 +324,8 @@ func TestGoldenHPCJobs(t *testing.T) {
 	worker.Labels = map[string]string{"slurm/job": "77", "batch.kubernetes.io/job-name": "slurm", "private": "x"}
 	w.runPod(worker)
 	w.runPod(gpuPod("slurm", "worker-1", 1))
-	w.waitLine(`nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a101-5eed-4000-8000-000000000001",hpc_job="77"`, " 1")
-	w.checkScrape("hpc_jobs", `nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",hpc_job="1235"`, " 1")
+	w.waitLine(`nvidia_gpu_allocation_info{claim="",container="main",device_id="GPU-0000a101-5eed-4000-8000-000000000001",hpc_job="77"`, " 1")
+	w.checkScrape("hpc_jobs", `nvidia_gpu_allocation_info{claim="",container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",hpc_job="1235"`, " 1")
 	w.machine.Fail(w.machine.AllocatableIDs()[0], "xid 79")
 	program.WaitUntil(t, "an incident with jobs and labels", func() bool {
 		_, body := w.getPath("/api/v1/incidents")

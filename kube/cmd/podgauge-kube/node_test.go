@@ -18,7 +18,6 @@ import (
 	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testlog"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/api/core/v1"
@@ -30,8 +29,6 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // testTimeout is the maximum wait for an event that takes milliseconds.
 const testTimeout = 30 * time.Second
