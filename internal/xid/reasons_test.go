@@ -1,6 +1,7 @@
 package xid_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -37,6 +38,34 @@ func TestReasonsOfChecks(t *testing.T) {
 		reason := c.Fault.Reason
 		if text := xid.Reason(reason); text == strings.ReplaceAll(reason, "_", " ") {
 			t.Errorf("%s: got no text", reason)
+		}
+	}
+}
+
+// TestOfDriver checks that no fault of a device is a state of the driver.
+func TestOfDriver(t *testing.T) {
+	for reason, want := range map[string]bool{
+		"driver": true, "released": true, "driver_replaced": true, "unproven": true,
+		"": false, "lost": false, "xid_79": false, "retired": false,
+	} {
+		if got := xid.OfDriver(reason); got != want {
+			t.Errorf("%s: got %v, want %v", reason, got, want)
+		}
+	}
+}
+
+// TestActions checks that each action of an Xid or a check is listed.
+func TestActions(t *testing.T) {
+	all := append(xid.Actions(), "")
+	for code := range xid.Xids {
+		if e, _ := xid.Event(code); !slices.Contains(all, e.Action) {
+			t.Errorf("Xid %d: got action %s, want one of %q", code, e.Action, all)
+		}
+	}
+	for _, c := range collect.Checks() {
+		asReported := strings.HasPrefix(c.Fault.Reason, "recovery_action_")
+		if !asReported && !slices.Contains(all, c.Fault.Action) {
+			t.Errorf("check %s: got action %s, want one of %q", c.Fault.Reason, c.Fault.Action, all)
 		}
 	}
 }
