@@ -53,10 +53,11 @@ func newNodeCommand(newLog func() (*slog.Logger, error)) *cobra.Command {
 		Use:   "node",
 		Short: "Serve a node's pods and labels to podgauge, without writing to the API server",
 		Long: "Serve a node's pods and labels to podgauge, which has no access to the API server.\n\n" +
-			"The command runs beside podgauge, in the same pod, and shares a folder with it. It only reads from the API\n" +
-			"server. NODE_NAME in the environment is the name of the node.",
-		Example: "  podgauge-kube node --pods\n  podgauge-kube node --config-label=nvidia.com/device-plugin.config --once",
-		Args:    cobra.NoArgs,
+			"The command runs beside podgauge, in the same pod, and shares a folder with it. It only reads from the\n" +
+			"API server. NODE_NAME in the environment is the name of the node.",
+		Example: "  podgauge-kube node --pods\n" +
+			"  podgauge-kube node --config-label=nvidia.com/device-plugin.config --once",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if err := o.check(); err != nil {
 				return err
@@ -74,7 +75,7 @@ func newNodeCommand(newLog func() (*slog.Logger, error)) *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&o.dir, "dir", "/run/podgauge-kube", "`folder` shared with podgauge")
-	f.BoolVar(&o.pods, "pods", false, "serve the kubelet's Pods API on "+podsapi.SocketName+", for kubelets before 1.37")
+	f.BoolVar(&o.pods, "pods", false, "serve the kubelet's Pods API on pods-api.sock, for kubelets before 1.37")
 	f.StringVar(&o.configLabel, "config-label", "",
 		"node `label` whose value goes to the file config-name, for example nvidia.com/device-plugin.config")
 	f.StringVar(&o.configDefault, "config-default", "", "`name` in config-name for a node without the label")

@@ -133,13 +133,15 @@ func TestNode(t *testing.T) {
 		"label":        {nodeOptions{configLabel: "config"}, []string{label}, "nodes"},
 		"admin claims": {nodeOptions{adminClaims: true}, []string{claims}, "pods resourceclaims"},
 		"all": {
-			nodeOptions{pods: true, configLabel: "config", adminClaims: true}, []string{claims, label, socket},
+			nodeOptions{pods: true, configLabel: "config", adminClaims: true},
+			[]string{claims, label, socket},
 			"nodes pods resourceclaims",
 		},
 		"label once": {nodeOptions{once: true, pods: true, configLabel: "config"}, []string{label}, "nodes"},
 		"pods once":  {nodeOptions{once: true, pods: true}, nil, ""},
 		"all of it once": {
-			nodeOptions{once: true, pods: true, configLabel: "config", adminClaims: true}, []string{claims, label},
+			nodeOptions{once: true, pods: true, configLabel: "config", adminClaims: true},
+			[]string{claims, label},
 			"nodes pods resourceclaims",
 		},
 	} {

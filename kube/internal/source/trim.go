@@ -42,7 +42,8 @@ func trimPod(p *v1.Pod) {
 		ContainerStatuses: s.ContainerStatuses, InitContainerStatuses: s.InitContainerStatuses,
 		EphemeralContainerStatuses: s.EphemeralContainerStatuses,
 	}
-	for _, all := range [][]v1.ContainerStatus{s.ContainerStatuses, s.InitContainerStatuses, s.EphemeralContainerStatuses} {
+	all := [...][]v1.ContainerStatus{s.ContainerStatuses, s.InitContainerStatuses, s.EphemeralContainerStatuses}
+	for _, all := range all {
 		for i, c := range all {
 			all[i] = v1.ContainerStatus{
 				Name: c.Name, ContainerID: c.ContainerID, RestartCount: c.RestartCount,
