@@ -49,6 +49,8 @@ var caseRequirements = map[string]podRequirements{
 	"time-slicing": {hostPID: true},
 	"kernel-log":   {privileged: true, capabilities: []core.Capability{"SYSLOG"}},
 	"host-driver":  {privileged: true},
+	"dra-driver":   {privileged: true, metricsOnly: true, controller: slices.Concat(nodeRule, taintRules)},
+	"gpucluster":   {privileged: true, metricsOnly: true, controller: slices.Concat(nodeRule, taintRules)},
 	"mig":          {capabilities: []core.Capability{"SYS_ADMIN"}},
 	"mig-single":   {capabilities: []core.Capability{"SYS_ADMIN"}},
 	"mig-seen":     {capabilities: []core.Capability{"SYS_ADMIN"}},
