@@ -53,6 +53,7 @@ kubernetes:
   nodes: {scheme: https, caSecret: podgauge-tls, serverName: podgauge, username: kube, passwordSecret: podgauge-kube}
 hostNetwork: true
 webConfig: {existingSecret: podgauge-web, key: web-config.yml}
+jobs: {mappingDir: /run/jobs, label: slurm/job}
 log: {level: debug, format: json}
 podMonitor: {enabled: true, interval: 15s, labels: {release: a}}
 networkPolicy: {fromNamespaces: {gpu-metrics: allowed}}
@@ -161,6 +162,7 @@ metrics:
   nvlinkLinks: true
   dcgm: true
   seriesLimit: 5000
+jobs: {mappingDir: /run/jobs, label: slurm/job}
 log: {level: debug, format: json}
 webConfig: {content: {basic_auth_users: {prometheus: $2y$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi}}}
 podMonitor:

@@ -72,6 +72,7 @@ var allowedMounts = map[string]struct {
 	"/dev/kmsg":                             {false, "kernel log"},
 	"/driver-root":                          {false, "driver library and files"},
 	"/var/run/cdi":                          {true, "CDI specs"},
+	"/var/lib/podgauge-jobs":                {false, "jobs of GPUs"},
 	"/mps":                                  {false, "state of MPS control daemons"},
 	"/var/run/nvidia-container-devices/all": {false, "list of devices for NVIDIA's runtime"},
 }

@@ -27,6 +27,8 @@
 {{- with $v.metrics.podLabels }}{{ $args = append $args (printf "--metrics.pod-labels=%s" .) }}{{ end }}
 {{- if $v.metrics.podUID }}{{ $args = append $args "--metrics.pod-uid" }}{{ end }}
 {{- range $v.metrics.labelsAllowlist }}{{ $args = append $args (printf "--metrics.labels-allowlist=%s" .) }}{{ end }}
+{{- if $v.jobs.mappingDir }}{{ $args = append $args "--job-mapping-dir=/var/lib/podgauge-jobs" }}{{ end }}
+{{- with $v.jobs.label }}{{ $args = append $args (printf "--job-label=%s" .) }}{{ end }}
 {{- if $v.metrics.nvlinkLinks }}{{ $args = append $args "--metrics.nvlink-links" }}{{ end }}
 {{- if $v.metrics.dcgm }}{{ $args = append $args "--metrics.dcgm" }}{{ end }}
 {{- with $v.metrics.seriesLimit }}{{ $args = append $args (printf "--metrics.series-limit=%d" (int .)) }}{{ end }}

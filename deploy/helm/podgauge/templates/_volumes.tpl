@@ -25,6 +25,9 @@
 {{- $rows = append $rows (dict "name" "pod-logs" "at" "/var/log/pods" "from" $v.kubelet.podLogsDir "type" "Directory" "readOnly" true) }}
 {{- $rows = append $rows (dict "name" "container-logs" "at" "/var/log/containers" "from" "/var/log/containers" "type" "Directory" "readOnly" true) }}
 {{- end }}
+{{- with $v.jobs.mappingDir }}
+{{- $rows = append $rows (dict "name" "jobs" "at" "/var/lib/podgauge-jobs" "from" . "type" "DirectoryOrCreate" "readOnly" true) }}
+{{- end }}
 {{- if $facts.host }}
 {{- $rows = append $rows (dict "name" "dev" "at" "/dev" "from" (printf "%s/dev" (coalesce $v.nvidiaDevRoot $v.nvidiaDriverRoot "/" | trimSuffix "/")) "type" "Directory" "readOnly" true) }}
 {{- else if $v.kernelLog.enabled }}
