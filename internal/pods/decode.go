@@ -19,13 +19,9 @@ import (
 
 // Limits of a decoded pod, above the API server's own limits.
 const (
-	maxNameBytes  = 317  // of names and reasons; the name of a label has a domain of 253 bytes, a slash and 63 bytes
-	maxContainers = 1024 // per pod; the API server has no limit, so further containers are ignored
-	maxLabels     = 64   // per pod, on the allowlist
-	// maxWorkloadBytes bounds names and values of a Workload's labels: each
-	// affected container of an incident keeps them. A label above is left out.
-	maxWorkloadBytes = 1024
-
+	maxNameBytes    = 317  // of names and reasons; the name of a label has a domain of 253 bytes, a slash and 63 bytes
+	maxContainers   = 1024 // per pod; the API server has no limit, so further containers are ignored
+	maxLabels       = 64   // per pod, on the allowlist
 	maxStatusFields = 4 * maxContainers
 )
 

@@ -80,6 +80,10 @@ func (p *Pod) equal(other *Pod) bool {
 		slices.Equal(p.Containers, other.Containers)
 }
 
+// maxWorkloadBytes bounds names and values of a Workload's labels: each affected
+// container of an incident keeps them. A label above is left out.
+const maxWorkloadBytes = 1024
+
 // bytes returns the approximate memory of a pod.
 func (p *Pod) bytes() int {
 	n := 256 + len(p.Namespace) + len(p.Name) + len(p.UID) + len(p.Reason)

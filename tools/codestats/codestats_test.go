@@ -44,16 +44,18 @@ func TestCodeLines(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	l := limits{Production: 10, Tests: 20}
+	l := limits{Daemon: 10, Kube: 5, Tests: 20, KubeTests: 30}
 	for _, c := range []struct {
 		name  string
 		files []*file
 		ok    bool
 	}{
 		{"at the limits", append(graph("ab", "ab"), &file{code: 10}, &file{kind: test, lines: 20}), true},
-		{"production", []*file{{code: 6}, {code: 5}}, false},
+		{"daemon", []*file{{code: 6}, {code: 5}}, false},
+		{"kube", []*file{{code: 6, kind: kube}}, false},
 		{"other code", []*file{{code: 11, kind: simulator}, {code: 11, kind: helper}}, true},
 		{"tests", []*file{{kind: test, lines: 21}}, false},
+		{"tests of kube", []*file{{kind: kubeTest, lines: 31}}, false},
 		{"upward", graph("ab", "ab", "ba"), false},
 	} {
 		if err := l.check(c.files); (err == nil) != c.ok {

@@ -20,15 +20,17 @@ import (
 type kind int
 
 const (
-	production kind = iota
+	daemon kind = iota
+	kube        // kubectl-podgauge and podgauge-kube
 	simulator
 	helper // of tests: everything below test and tools, demonstrations
 	test
+	kubeTest
 	kinds
 )
 
 func (k kind) String() string {
-	return [...]string{"production", "simulator", "test helpers", "tests"}[k]
+	return [...]string{"daemon", "kube", "simulator", "test helpers", "tests", "tests of kube"}[k]
 }
 
 // file is a parsed Go file.
@@ -41,15 +43,20 @@ type file struct {
 }
 
 func kindOf(path string) kind {
+	isTest := strings.HasSuffix(path, "_test.go")
 	switch dir := filepath.Dir(path) + "/"; {
-	case strings.HasSuffix(path, "_test.go"), dir == "test/kubelet/conformance/": // cases for every kubelet
+	case strings.HasPrefix(dir, "kube/") && isTest:
+		return kubeTest
+	case strings.HasPrefix(dir, "kube/"):
+		return kube
+	case isTest, dir == "test/kubelet/conformance/": // cases for every kubelet
 		return test
 	case strings.HasPrefix(dir, "internal/sim/"), dir == "cmd/podgauge-sim/":
 		return simulator
 	case strings.HasPrefix(dir, "test/"), strings.HasPrefix(dir, "tools/"), strings.HasSuffix(dir, "test/"):
 		return helper
 	default:
-		return production
+		return daemon
 	}
 }
 

@@ -19,9 +19,6 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
 
-// version is set by the Makefile.
-var version = "dev"
-
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	c := newClient(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})

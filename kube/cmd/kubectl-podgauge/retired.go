@@ -5,16 +5,22 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/web/api"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
+
+// retiredVolume is the volume of podgauge's pods with the ConfigMap of retired
+// devices.
+const retiredVolume = "retired"
 
 // retiredDevice is a line of the report of retired devices.
 type retiredDevice struct {
@@ -124,6 +130,12 @@ func parseList(key types.NamespacedName, list *corev1.ConfigMap) (config.Retired
 		err = fmt.Errorf("%s of ConfigMap %s: %w", config.RetiredFile, key, err)
 	}
 	return all, err
+}
+
+// isName reports whether a name is the UUID of a device, or a GPU's serial number.
+func isName(name string, d *api.DeviceJSON) bool {
+	isSerial := name != "" && string(d.ID) == string(d.GPU) && strings.EqualFold(name, d.InfoLabels["serial"])
+	return isSerial || strings.EqualFold(name, string(d.ID))
 }
 
 func retiredTable(rows []retiredDevice, wide bool) [][]string {

@@ -21,10 +21,6 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// retiredVolume is the volume of podgauge's pods with the ConfigMap of retired
-// devices.
-const retiredVolume = "retired"
-
 // retirementEdit is a command that changes the list of retired devices.
 type retirementEdit struct {
 	*client
@@ -128,12 +124,6 @@ func (e *retirementEdit) unretire(ctx context.Context, p *corev1.Pod) (string, e
 		return fmt.Errorf("%s is not retired", d.ID)
 	})
 	return fmt.Sprintf("%s is no longer retired in %s; %s follows within about a minute", d.ID, list, e.node), editErr
-}
-
-// isName reports whether a name is the UUID of a device, or a GPU's serial number.
-func isName(name string, d *api.DeviceJSON) bool {
-	isSerial := name != "" && string(d.ID) == string(d.GPU) && strings.EqualFold(name, d.InfoLabels["serial"])
-	return isSerial || strings.EqualFold(name, string(d.ID))
 }
 
 // findDevice returns the device that the user names; nil without an answer of

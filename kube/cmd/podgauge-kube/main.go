@@ -16,9 +16,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is set by the Makefile.
-var version = "dev"
-
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	status := run(ctx, os.Stdout, os.Stderr, os.Args[1:])

@@ -3,9 +3,7 @@ package events
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 )
 
 const (
@@ -28,8 +27,17 @@ const (
 	maxEventName = 253
 	// maxClockSkew is the allowed lead of the API server's clock over the
 	// node's clock.
-	maxClockSkew = 10 * time.Second
+	maxClockSkew   = 10 * time.Second
+	requestTimeout = 30 * time.Second
 )
+
+// eventKey identifies an event of a node's incident.
+type eventKey struct {
+	incident  uint64
+	namespace string // of the pod; empty: of the node
+	name      string
+	recovered bool
+}
 
 // newEvent returns a warning about the node. An event recorder of client-go
 // would name it at random, and a restart would repeat it.
@@ -49,49 +57,10 @@ func newEvent(name, namespace, node string, first, last time.Time) *corev1.Event
 	}
 }
 
-// send creates the event, or updates the count.
-func (r *Reporter) send(ctx context.Context, node string, key eventKey, state *reportState) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	i, api := state.incident, r.client.CoreV1().Events(cmp.Or(key.namespace, nodeNamespace))
-	count := int32(min(state.want, math.MaxInt32)) //nolint:gosec // limited
-	if state.count == 0 {
-		e, err := r.event(ctx, node, key, i, count)
-		if err != nil {
-			return err
-		}
-		_, err = api.Create(ctx, e, metav1.CreateOptions{})
-		if err == nil {
-			state.count = state.want
-		}
-		if !apierrors.IsAlreadyExists(err) {
-			return err
-		}
-		// Created by an earlier process: the count may be outdated.
-	}
-	last := i.Last
-	if key.recovered {
-		last = *i.RecoveredAt
-	}
-	body, err := json.Marshal(map[string]any{"count": count, "lastTimestamp": metav1.NewTime(last)})
-	if err != nil {
-		return err
-	}
-	_, err = api.Patch(ctx, eventName(i.ID, key), types.MergePatchType, body, metav1.PatchOptions{})
-	switch {
-	case err == nil:
-		state.count = state.want
-	case apierrors.IsNotFound(err) && state.count > 0: // expired
-		state.count = 0
-		return nil
-	}
-	return err
-}
-
-// event returns the event of a key.
-func (r *Reporter) event(ctx context.Context, node string, key eventKey, i *incident.Incident, count int32) (
-	*corev1.Event, error,
-) {
+// newIncidentEvent returns the event of a key.
+func newIncidentEvent(ctx context.Context, client kubernetes.Interface, node string, key eventKey,
+	i *incident.Incident, count int32,
+) (*corev1.Event, error) {
 	e := newEvent(eventName(i.ID, key), cmp.Or(key.namespace, nodeNamespace), node, i.First, i.Last)
 	e.Reason, e.Message, e.Count = "GPUError", message.Incident(i), count
 	switch {
@@ -107,7 +76,7 @@ func (r *Reporter) event(ctx context.Context, node string, key eventKey, i *inci
 	if key.namespace == "" {
 		return e, nil
 	}
-	uid, err := r.podUID(ctx, node, key, i)
+	uid, err := podUID(ctx, client, node, key, i)
 	e.InvolvedObject = corev1.ObjectReference{
 		APIVersion: "v1", Kind: "Pod", Namespace: key.namespace, Name: key.name, UID: uid,
 	}
@@ -116,14 +85,16 @@ func (r *Reporter) event(ctx context.Context, node string, key eventKey, i *inci
 
 // podUID returns the UID of an affected pod, without which kubectl describe
 // does not show the event. It is empty if the pod was deleted.
-func (r *Reporter) podUID(ctx context.Context, node string, key eventKey, i *incident.Incident) (types.UID, error) {
+func podUID(ctx context.Context, client kubernetes.Interface, node string, key eventKey, i *incident.Incident) (
+	types.UID, error,
+) {
 	affected := i.Affected[slices.IndexFunc(i.Affected, func(c incident.AffectedContainer) bool {
 		return c.Namespace == key.namespace && c.Pod == key.name
 	})]
 	if affected.UID != "" {
 		return types.UID(affected.UID), nil
 	}
-	pod, err := r.client.CoreV1().Pods(key.namespace).Get(ctx, key.name, metav1.GetOptions{})
+	pod, err := client.CoreV1().Pods(key.namespace).Get(ctx, key.name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return "", nil

@@ -5,7 +5,9 @@ package events
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -16,6 +18,9 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/kube/internal/nodes"
 	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 )
 
@@ -25,9 +30,8 @@ const (
 	window = 10 * time.Minute
 	// burst and interval are the rate of events of an object, as in client-go's
 	// event recorder.
-	burst          = 25
-	interval       = 5 * time.Minute
-	requestTimeout = 30 * time.Second
+	burst    = 25
+	interval = 5 * time.Minute
 	// laterDelay is the delay after a rejected event, and above the rate.
 	laterDelay = 30 * time.Second
 )
@@ -51,15 +55,7 @@ type nodeEvents struct {
 	name     string
 	reported map[eventKey]*reportState
 	limiters map[string]*rate.Limiter // by namespace and name of the object
-	waiting  map[string]time.Time     // creation of the event, by waiting resource
-}
-
-// eventKey identifies an event of a node's incident.
-type eventKey struct {
-	incident  uint64
-	namespace string // of the pod; empty: of the node
-	name      string
-	recovered bool
+	waiting  waitingEvents
 }
 
 // reportState is what the API server has of an event.
@@ -87,7 +83,9 @@ func (r *Reporter) Forget(_ context.Context, node string) error {
 
 // Report sends what is due. A failure that is not about one event ends it.
 func (r *Reporter) Report(ctx context.Context, node string, response *api.NodeResponse) (time.Duration, error) {
-	stored, _ := r.nodes.LoadOrStore(node, &nodeEvents{name: node, limiters: map[string]*rate.Limiter{}})
+	stored, _ := r.nodes.LoadOrStore(node, &nodeEvents{
+		name: node, limiters: map[string]*rate.Limiter{}, waiting: waitingEvents{client: r.client},
+	})
 	n, now := stored.(*nodeEvents), time.Now()
 	var next time.Duration
 	for _, key := range r.update(n, response.Incidents, now) {
@@ -104,16 +102,8 @@ func (r *Reporter) Report(ctx context.Context, node string, response *api.NodeRe
 			next = earlier(next, max(state.dueAt.Sub(now), time.Second))
 		}
 	}
-	again, err := r.reportWaiting(ctx, n, response.Resources)
+	again, err := n.waiting.report(ctx, node, response.Resources)
 	return earlier(next, again), err
-}
-
-// earlier returns the smaller delay; 0 is none.
-func earlier(a, b time.Duration) time.Duration {
-	if a == 0 || b == 0 {
-		return max(a, b)
-	}
-	return min(a, b)
 }
 
 // sendLimited sends an event, or postpones it above the rate and after a
@@ -139,6 +129,45 @@ func (r *Reporter) sendLimited(ctx context.Context, n *nodeEvents, key eventKey,
 		r.log.Warn("API server rejected an event", "node", n.name, "err", err)
 	}
 	return nil
+}
+
+// send creates the event, or updates the count.
+func (r *Reporter) send(ctx context.Context, node string, key eventKey, state *reportState) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	i, api := state.incident, r.client.CoreV1().Events(cmp.Or(key.namespace, nodeNamespace))
+	count := int32(min(state.want, math.MaxInt32)) //nolint:gosec // limited
+	if state.count == 0 {
+		e, err := newIncidentEvent(ctx, r.client, node, key, i, count)
+		if err != nil {
+			return err
+		}
+		_, err = api.Create(ctx, e, metav1.CreateOptions{})
+		if err == nil {
+			state.count = state.want
+		}
+		if !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		// Created by an earlier process: the count may be outdated.
+	}
+	last := i.Last
+	if key.recovered {
+		last = *i.RecoveredAt
+	}
+	body, err := json.Marshal(map[string]any{"count": count, "lastTimestamp": metav1.NewTime(last)})
+	if err != nil {
+		return err
+	}
+	_, err = api.Patch(ctx, eventName(i.ID, key), types.MergePatchType, body, metav1.PatchOptions{})
+	switch {
+	case err == nil:
+		state.count = state.want
+	case apierrors.IsNotFound(err) && state.count > 0: // expired
+		state.count = 0
+		return nil
+	}
+	return err
 }
 
 // update returns the events of recent incidents, newest first, and removes the

@@ -8,8 +8,6 @@ package nodes
 import (
 	"context"
 	"errors"
-	"log/slog"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,7 +18,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coreinformers "k8s.io/client-go/informers/core/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -33,24 +30,10 @@ const (
 	requestTimeout             = 30 * time.Second
 )
 
-// Options of Nodes.
-type Options struct {
-	Kubernetes kubernetes.Interface
-	Namespace  string // of podgauge's pods; empty: all
-	Selector   string // of podgauge's pods
-	Port       int    // 0: the container port named metrics, or 9400
-	Scheme     string // http or https
-	// HTTP is the client of podgauge's API, as returned by NewHTTPClient.
-	HTTP                   *http.Client
-	Username, PasswordFile string // empty: no password
-	Reporters              []Reporter
-	Log                    *slog.Logger
-}
-
 // Nodes follows podgauge on all nodes.
 type Nodes struct {
 	o       Options
-	outages *loglimit.Limiter[string]
+	outages *outages
 	changes chan struct{} // pods changed, or a node was forgotten
 	running atomic.Bool
 	synced  atomic.Bool
@@ -62,7 +45,7 @@ type Nodes struct {
 // New returns Nodes.
 func New(o Options) *Nodes {
 	return &Nodes{
-		o: o, outages: loglimit.New[string](outageInterval),
+		o: o, outages: &outages{loglimit.New[string](outageInterval), o.Log},
 		changes: make(chan struct{}, 1), entries: map[string]*entry{},
 	}
 }
@@ -92,7 +75,7 @@ func (n *Nodes) Run(ctx context.Context) error {
 	}
 	n.synced.Store(true)
 	for ctx.Err() == nil {
-		n.update(ctx, &running, n.targets(informer.GetStore().List()))
+		n.update(ctx, &running, n.o.targets(informer.GetStore().List()))
 		select {
 		case <-ctx.Done():
 		case <-n.changes:
@@ -157,7 +140,7 @@ func (n *Nodes) update(ctx context.Context, running *sync.WaitGroup, targets map
 			if t == (target{}) {
 				n.awaitGone(followCtx, e)
 			} else {
-				n.follow(followCtx, e, t)
+				n.o.follow(followCtx, e, t)
 			}
 		})
 	}
@@ -169,7 +152,7 @@ func (n *Nodes) add(ctx context.Context, running *sync.WaitGroup, name string) *
 	running.Go(func() {
 		var reporting sync.WaitGroup
 		for _, r := range n.o.Reporters {
-			reporting.Go(func() { n.report(ctx, e, r) })
+			reporting.Go(func() { e.report(ctx, r, n.outages) })
 		}
 		reporting.Wait()
 		close(e.done)

@@ -3,9 +3,11 @@ package nodes
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/loglimit"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/internal/web/api"
@@ -19,18 +21,6 @@ const (
 	// changeInterval collects changes, and limits the calls of a Reporter.
 	changeInterval = 100 * time.Millisecond
 )
-
-// Reporter writes what follows from the state of nodes to the API server. Calls
-// for a node come one after the other; calls for different nodes are concurrent.
-type Reporter interface {
-	// Report writes what follows from a node's newest response, which is
-	// read-only. It returns the delay after which it wants to be called without
-	// a change; 0: only after a change. An error is a reason to call it again
-	// soon.
-	Report(ctx context.Context, node string, r *api.NodeResponse) (next time.Duration, err error)
-	// Forget drops the state of a node that is gone from the cluster.
-	Forget(ctx context.Context, node string) error
-}
 
 // IsRejected reports whether the API server rejects a request as such: a
 // repetition soon will not help. Admission webhooks choose the status of a
@@ -50,7 +40,7 @@ func IsRejected(err error) bool {
 
 // report calls a Reporter for a node until ctx is done, or the node is gone and
 // forgotten.
-func (n *Nodes) report(ctx context.Context, e *entry, r Reporter) {
+func (e *entry) report(ctx context.Context, r Reporter, outages *outages) {
 	backoff := retry.Backoff{Min: minBackoff, Max: maxBackoff}
 	for ctx.Err() == nil {
 		s, changed := e.state.Get()
@@ -65,7 +55,7 @@ func (n *Nodes) report(ctx context.Context, e *entry, r Reporter) {
 			return
 		}
 		if err != nil {
-			_ = retry.Sleep(ctx, n.failed(e, err, &backoff))
+			_ = retry.Sleep(ctx, outages.failed(e.name, err, &backoff))
 			continue
 		}
 		backoff.Reset()
@@ -82,12 +72,18 @@ func (n *Nodes) report(ctx context.Context, e *entry, r Reporter) {
 	}
 }
 
+// outages limits the messages about the API server.
+type outages struct {
+	*loglimit.Limiter[string]
+	log *slog.Logger
+}
+
 // failed logs the failure of a Reporter, and returns the delay before the next
 // call. An outage of the API server fails for all nodes at once, so the limit
 // of messages is by cause.
-func (n *Nodes) failed(e *entry, err error, b *retry.Backoff) time.Duration {
-	if n.outages.Allow(string(apierrors.ReasonForError(err)), time.Now()) {
-		n.o.Log.Warn("cannot report to the API server", "node", e.name, "err", err)
+func (o *outages) failed(node string, err error, b *retry.Backoff) time.Duration {
+	if o.Allow(string(apierrors.ReasonForError(err)), time.Now()) {
+		o.log.Warn("cannot report to the API server", "node", node, "err", err)
 	}
 	if IsRejected(err) {
 		return retry.Spread(rejectedDelay)

@@ -48,13 +48,13 @@ func NewHTTPClient(t rest.TLSClientConfig) (*http.Client, error) {
 }
 
 // follow publishes the responses of a pod until ctx is done.
-func (n *Nodes) follow(ctx context.Context, e *entry, t target) {
-	log := n.o.Log.With("node", e.name, "url", t.url)
+func (o *Options) follow(ctx context.Context, e *entry, t target) {
+	log := o.Log.With("node", e.name, "url", t.url)
 	defer e.setReachable(false)
 	backoff := retry.Backoff{Min: minReconnect, Max: maxReconnect}
 	failures := 0
 	for ctx.Err() == nil {
-		lines, err := n.stream(ctx, t, func(r *api.NodeResponse) {
+		lines, err := o.stream(ctx, t, func(r *api.NodeResponse) {
 			if failures >= quietFailures {
 				log.Info("node followed again")
 			}
@@ -85,12 +85,12 @@ func (e *entry) setReachable(reachable bool) {
 
 // stream calls publish with each response that differs from the one before, and
 // returns the number of lines when the stream ends.
-func (n *Nodes) stream(ctx context.Context, t target, publish func(*api.NodeResponse)) (lines int, err error) {
+func (o *Options) stream(ctx context.Context, t target, publish func(*api.NodeResponse)) (lines int, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	hung := time.AfterFunc(silence, func() { cancel(fmt.Errorf("no line within %s", silence)) })
 	defer hung.Stop()
-	response, err := n.get(ctx, t)
+	response, err := o.get(ctx, t)
 	if err != nil {
 		return 0, withCause(ctx, err)
 	}
@@ -128,19 +128,19 @@ func (n *Nodes) stream(ctx context.Context, t target, publish func(*api.NodeResp
 }
 
 // get starts a stream. The password is read anew, because it may have changed.
-func (n *Nodes) get(ctx context.Context, t target) (*http.Response, error) {
+func (o *Options) get(ctx context.Context, t target) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, t.url, http.NoBody)
 	if err != nil {
 		return nil, err
 	}
-	if n.o.PasswordFile != "" {
-		password, err := os.ReadFile(n.o.PasswordFile)
+	if o.PasswordFile != "" {
+		password, err := os.ReadFile(o.PasswordFile)
 		if err != nil {
 			return nil, fmt.Errorf("read password: %w", err)
 		}
-		request.SetBasicAuth(n.o.Username, strings.TrimRight(string(password), "\r\n"))
+		request.SetBasicAuth(o.Username, strings.TrimRight(string(password), "\r\n"))
 	}
-	return n.o.HTTP.Do(request)
+	return o.HTTP.Do(request)
 }
 
 // withCause returns why ctx was canceled, or the error.

@@ -21,7 +21,7 @@ type target struct {
 // targets returns the pod to follow of each node. During an update with a
 // surge, a node has two pods: a ready pod wins, and then the newer one. The
 // node's name is from the pod, for a response may name any node.
-func (n *Nodes) targets(pods []any) map[string]target {
+func (o *Options) targets(pods []any) map[string]target {
 	best := map[string]*corev1.Pod{}
 	for _, object := range pods {
 		p := object.(*corev1.Pod)
@@ -34,8 +34,8 @@ func (n *Nodes) targets(pods []any) map[string]target {
 	}
 	targets := make(map[string]target, len(best))
 	for name, p := range best {
-		address := net.JoinHostPort(p.Status.PodIP, strconv.Itoa(n.port(p)))
-		targets[name] = target{uid: p.UID, url: n.o.Scheme + "://" + address + api.NodePath + "?watch"}
+		address := net.JoinHostPort(p.Status.PodIP, strconv.Itoa(o.port(p)))
+		targets[name] = target{uid: p.UID, url: o.Scheme + "://" + address + api.NodePath + "?watch"}
 	}
 	return targets
 }
@@ -59,9 +59,9 @@ func ready(p *corev1.Pod) int {
 	return 0
 }
 
-func (n *Nodes) port(p *corev1.Pod) int {
-	if n.o.Port != 0 {
-		return n.o.Port
+func (o *Options) port(p *corev1.Pod) int {
+	if o.Port != 0 {
+		return o.Port
 	}
 	for i := range p.Spec.Containers {
 		for _, port := range p.Spec.Containers[i].Ports {

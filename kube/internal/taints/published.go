@@ -3,6 +3,7 @@ package taints
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
@@ -10,6 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 	resource "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 )
 
 const (
@@ -32,13 +34,19 @@ type publishedDevice struct {
 	uuid, parent       string // attributes; of a MIG device, parent is its GPU. Empty if missing
 }
 
-// publishedDevices returns the devices that DRA drivers publish for a node.
+// publications are the published devices of the nodes.
+type publications struct {
+	client kubernetes.Interface
+	nodes  sync.Map // published, by node
+}
+
+// devices returns the devices that DRA drivers publish for a node.
 // Devices on the network, which have no node, are not among them.
-func (t *Taints) publishedDevices(ctx context.Context, node string) ([]publishedDevice, error) {
-	if p, ok := t.published.Load(node); ok && time.Since(p.(published).at) < maxPublishedAge {
+func (a *publications) devices(ctx context.Context, node string) ([]publishedDevice, error) {
+	if p, ok := a.nodes.Load(node); ok && time.Since(p.(published).at) < maxPublishedAge {
 		return p.(published).devices, nil
 	}
-	list, err := t.o.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
+	list, err := a.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
 		FieldSelector: resource.ResourceSliceSelectorNodeName + "=" + node,
 	})
 	if err != nil {
@@ -53,7 +61,7 @@ func (t *Taints) publishedDevices(ctx context.Context, node string) ([]published
 			})
 		}
 	}
-	t.published.Store(node, p)
+	a.nodes.Store(node, p)
 	return p.devices, nil
 }
 

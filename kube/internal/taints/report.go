@@ -3,7 +3,6 @@ package taints
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -68,7 +67,7 @@ func (t *Taints) wantedRules(ctx context.Context, node string, devices []api.Dev
 		if taint.Effect == "" || taint.Effect == resource.DeviceTaintEffectNone && t.withoutNone.Load() {
 			continue
 		}
-		published, err := t.publishedDevices(ctx, node)
+		published, err := t.published.devices(ctx, node)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -117,39 +116,4 @@ func (t *Taints) save(ctx context.Context, s *session, old, wanted *resource.Dev
 		return nil
 	}
 	return t.done(err, message, rule)
-}
-
-// remove deletes a rule, but not one that others created under its name.
-func (t *Taints) remove(ctx context.Context, s *session, rule *resource.DeviceTaintRule) error {
-	err := s.rules.Delete(ctx, rule.Name, *metav1.NewPreconditionDeleteOptions(string(rule.UID)))
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return t.done(err, "device taint removed", rule)
-}
-
-// done logs a written rule.
-func (t *Taints) done(err error, message string, rule *resource.DeviceTaintRule) error {
-	if err != nil {
-		return fmt.Errorf("write device taint rule %s: %w", rule.Name, err)
-	}
-	taint := rule.Spec.Taint
-	t.o.Log.Info(message, "node", rule.Annotations[nodeName], "device", rule.Annotations[deviceUUID],
-		"rule", rule.Name, "taint", fmt.Sprintf("%s=%s:%s", taint.Key, taint.Value, taint.Effect))
-	return nil
-}
-
-// Forget deletes the rules of a node that the cluster no longer has.
-func (t *Taints) Forget(ctx context.Context, node string) error {
-	t.published.Delete(node)
-	s := t.session.Load()
-	if s == nil {
-		return nil // Run deletes them when it knows the rules
-	}
-	rules, err := s.rulesOf(node)
-	errs := []error{err}
-	for _, rule := range rules {
-		errs = append(errs, t.remove(ctx, s, rule))
-	}
-	return errors.Join(errs...)
 }

@@ -9,6 +9,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
 )
 
 // The labels and annotations of a rule.
@@ -46,6 +49,14 @@ func newRule(node string, id device.ID, p publishedDevice, taint resource.Device
 			Taint:          taint,
 		},
 	}
+}
+
+// session has the rules in a version of the API server. The versions differ in
+// fields that Taints does not use.
+type session struct {
+	version schema.GroupVersion
+	rules   dynamic.ResourceInterface
+	known   cache.Indexer // rules with podgauge-kube's label; by the index byNode
 }
 
 // rulesOf returns the known rules of a node, by name.

@@ -6,6 +6,7 @@ package taints
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -45,23 +46,17 @@ type Options struct {
 type Taints struct {
 	o         Options
 	limiter   *loglimit.Limiter[string] // by text
-	published sync.Map                  // published, by node
-	session   atomic.Pointer[session]   // nil: the rules are unknown, or the API server has none
+	published publications
+	session   atomic.Pointer[session] // nil: the rules are unknown, or the API server has none
 	// withoutNone is set if the API server rejects the effect None, which it
 	// knows since Kubernetes 1.35.
 	withoutNone atomic.Bool
 }
 
-// session has the rules in a version of the API server. The versions differ in
-// fields that Taints does not use.
-type session struct {
-	version schema.GroupVersion
-	rules   dynamic.ResourceInterface
-	known   cache.Indexer // rules with podgauge-kube's label; by the index byNode
-}
-
 // New returns Taints. Reports have no effect before Run.
-func New(o Options) *Taints { return &Taints{o: o, limiter: loglimit.New[string](logInterval)} }
+func New(o Options) *Taints {
+	return &Taints{o: o, limiter: loglimit.New[string](logInterval), published: publications{client: o.Client}}
+}
 
 // Run follows the rules of the API server until ctx is done.
 func (t *Taints) Run(ctx context.Context) error {
@@ -143,4 +138,39 @@ func (t *Taints) removeOrphans(ctx context.Context, s *session) {
 			t.warn("search for rules of deleted nodes failed", err)
 		}
 	}
+}
+
+// Forget deletes the rules of a node that the cluster no longer has.
+func (t *Taints) Forget(ctx context.Context, node string) error {
+	t.published.nodes.Delete(node)
+	s := t.session.Load()
+	if s == nil {
+		return nil // Run deletes them when it knows the rules
+	}
+	rules, err := s.rulesOf(node)
+	errs := []error{err}
+	for _, rule := range rules {
+		errs = append(errs, t.remove(ctx, s, rule))
+	}
+	return errors.Join(errs...)
+}
+
+// remove deletes a rule, but not one that others created under its name.
+func (t *Taints) remove(ctx context.Context, s *session, rule *resource.DeviceTaintRule) error {
+	err := s.rules.Delete(ctx, rule.Name, *metav1.NewPreconditionDeleteOptions(string(rule.UID)))
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return t.done(err, "device taint removed", rule)
+}
+
+// done logs a written rule.
+func (t *Taints) done(err error, message string, rule *resource.DeviceTaintRule) error {
+	if err != nil {
+		return fmt.Errorf("write device taint rule %s: %w", rule.Name, err)
+	}
+	taint := rule.Spec.Taint
+	t.o.Log.Info(message, "node", rule.Annotations[nodeName], "device", rule.Annotations[deviceUUID],
+		"rule", rule.Name, "taint", fmt.Sprintf("%s=%s:%s", taint.Key, taint.Value, taint.Effect))
+	return nil
 }
