@@ -96,7 +96,8 @@ func (o *controllerOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.taints, "device-taints", false,
 		"taint unhealthy devices of DRA drivers by DeviceTaintRules, so that they are not allocated")
 	f.StringToStringVar(&o.effects, "device-taints.effects", nil,
-		"`effects` by class of fault or by action, instead of NoSchedule: hardware=NoExecute,reset_gpu=None,suspect=off; "+
+		"`effects` by class of fault or by action, instead of NoSchedule: "+
+			"hardware=NoExecute,reset_gpu=None,suspect=off; "+
 			"classes are hardware, software, driver, retired and suspect (None)")
 	o.election.addFlags(f)
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`, outside of a cluster")
