@@ -214,6 +214,10 @@ func TestUnknownState(t *testing.T) {
 	if n.Driver != d.Driver || n.Devices == nil || n.Resources == nil || n.Incidents == nil {
 		t.Errorf("got %+v", n)
 	}
+	s.Driver = device.Driver{State: device.DriverUp} // a driver without known devices is about to list them
+	if got := getJSON[api.NodeResponse](t, s, api.NodePath).Driver.State; got != "starting" {
+		t.Errorf("before the first checks of the devices: got driver %s", got)
+	}
 	if w := new(apiFixture).request(t, http.MethodGet, api.IncidentsPath); w.Code != http.StatusOK {
 		t.Errorf("incidents of a node without incidents: got status %d, %s", w.Code, w.Body)
 	}

@@ -103,6 +103,9 @@ func (n *Node) Devices(q Query, now time.Time) DevicesResponse {
 		At: now, Node: n.Name, Driver: DriverJSON{driverStateNames[n.Driver.State], errorText(n.Driver.Err)},
 		Kubelet: newKubeletJSON(n.Allocations), Devices: []DeviceJSON{}, ExpectedGPUs: n.ExpectedGPUs,
 	}
+	if n.Statuses == nil && n.Driver.State == device.DriverUp { // the first checks of the devices have not ended
+		d.Driver.State = driverStateNames[device.DriverStarting]
+	}
 	if n.Statuses != nil {
 		d.MissingGPUs = device.MissingGPUs(n.Statuses, d.ExpectedGPUs)
 	}

@@ -16,10 +16,12 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// The times of a lease, as of the controllers of Kubernetes.
+// The times of a lease. A leader ends its task up to two deadlines after a
+// failure, because client-go tries to release the lease first. The next leader
+// must not have started by then.
 const (
 	leaseDuration = 15 * time.Second
-	renewDeadline = 10 * time.Second
+	renewDeadline = 6 * time.Second
 	retryPeriod   = 2 * time.Second
 )
 

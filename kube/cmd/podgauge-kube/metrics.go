@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"net/http"
+	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -16,16 +19,25 @@ type metrics struct {
 
 func newMetrics() metrics {
 	m := metrics{prometheus.NewRegistry(), prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "podgauge_kube_requests_total", Help: "Responses of the API server by status code.",
+		Name: "podgauge_kube_requests_total", Help: "Requests to the API server by status code; error: without a response.",
 	}, []string{"code"})}
 	m.MustRegister(m.requests, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
-// countRequests counts the responses to the requests of a transport.
+// countRequests counts the requests of a transport.
 func (m metrics) countRequests(next http.RoundTripper) http.RoundTripper {
-	return promhttp.InstrumentRoundTripperCounter(m.requests, next)
+	return promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
+		response, err := next.RoundTrip(r)
+		switch {
+		case err == nil:
+			m.requests.WithLabelValues(strconv.Itoa(response.StatusCode)).Inc()
+		case !errors.Is(err, context.Canceled):
+			m.requests.WithLabelValues("error").Inc()
+		}
+		return response, err
+	})
 }
 
 // addNodes adds the number of nodes in a state.

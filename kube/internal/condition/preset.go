@@ -55,8 +55,10 @@ func presets() map[string][]Kind {
 			HealthyMessage: "No GPU has a fault.",
 			UnknownReason:  unknownReason,
 			Faults: []Fault{
-				// Auto repair would replace a node because of a retired GPU.
+				// Auto repair would replace a node during the work of an operator.
 				{device.ReasonRetired, ""},
+				{"released", ""},
+				{"driver_replaced", ""},
 				{"missing", "NvidiaDeviceCountMismatch"},
 				{"lost", "NvidiaDeviceCountMismatch"},
 				{"gone", "NvidiaDeviceCountMismatch"},

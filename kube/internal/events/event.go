@@ -3,6 +3,7 @@ package events
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -38,6 +39,9 @@ type eventKey struct {
 	name      string
 	recovered bool
 }
+
+// errOtherNode is the error of a node that names a pod of another node.
+var errOtherNode = errors.New("the pod is on another node")
 
 // newEvent returns a warning about the node. An event recorder of client-go
 // would name it at random, and a restart would repeat it.
@@ -91,23 +95,26 @@ func podUID(ctx context.Context, client kubernetes.Interface, node string, key e
 	affected := i.Affected[slices.IndexFunc(i.Affected, func(c incident.AffectedContainer) bool {
 		return c.Namespace == key.namespace && c.Pod == key.name
 	})]
-	if affected.UID != "" {
-		return types.UID(affected.UID), nil
-	}
 	pod, err := client.CoreV1().Pods(key.namespace).Get(ctx, key.name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return "", nil
+		return types.UID(affected.UID), nil
 	case err != nil:
 		return "", err
 	}
 	// kubectl describe uses the UID of the static pod
 	mirrored := types.UID(pod.Annotations[corev1.MirrorPodAnnotationKey])
-	if mirrored == "" && (pod.Spec.NodeName != node ||
-		pod.CreationTimestamp.After(affected.Since.Add(maxClockSkew))) {
-		return "", nil // a later pod of the same name
+	known, current := types.UID(affected.UID), cmp.Or(mirrored, pod.UID)
+	switch {
+	case known != "" && known != current: // of an earlier pod of the same name
+		return known, nil
+	case known != "" && pod.Spec.NodeName != node:
+		return "", errOtherNode
+	case known == "" && mirrored == "" && (pod.Spec.NodeName != node ||
+		pod.CreationTimestamp.After(affected.Since.Add(maxClockSkew))): // a later pod of the same name
+		return "", nil
 	}
-	return cmp.Or(mirrored, pod.UID), nil
+	return current, nil
 }
 
 // eventName returns the name of an event: the object's name and the incident's

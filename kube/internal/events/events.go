@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"math"
 	"slices"
@@ -32,6 +33,10 @@ const (
 	// event recorder.
 	burst    = 25
 	interval = 5 * time.Minute
+	// nodeBurst and nodeInterval are the rate of all events of a node, which
+	// could name any number of pods.
+	nodeBurst    = 200
+	nodeInterval = time.Second
 	// laterDelay is the delay after a rejected event, and above the rate.
 	laterDelay = 30 * time.Second
 )
@@ -54,6 +59,7 @@ type Reporter struct {
 type nodeEvents struct {
 	name     string
 	reported map[eventKey]*reportState
+	all      *rate.Limiter
 	limiters map[string]*rate.Limiter // by namespace and name of the object
 	waiting  waitingEvents
 }
@@ -84,7 +90,8 @@ func (r *Reporter) Forget(_ context.Context, node string) error {
 // Report sends what is due. A failure that is not about one event ends it.
 func (r *Reporter) Report(ctx context.Context, node string, response *api.NodeResponse) (time.Duration, error) {
 	stored, _ := r.nodes.LoadOrStore(node, &nodeEvents{
-		name: node, limiters: map[string]*rate.Limiter{}, waiting: waitingEvents{client: r.client},
+		name: node, all: rate.NewLimiter(rate.Every(nodeInterval), nodeBurst),
+		limiters: map[string]*rate.Limiter{}, waiting: waitingEvents{client: r.client},
 	})
 	n, now := stored.(*nodeEvents), time.Now()
 	var next time.Duration
@@ -112,7 +119,7 @@ func (r *Reporter) sendLimited(ctx context.Context, n *nodeEvents, key eventKey,
 	now time.Time,
 ) error {
 	limiter := n.limiter(key)
-	if limiter.TokensAt(now) < 1 {
+	if limiter.TokensAt(now) < 1 || n.all.TokensAt(now) < 1 {
 		state.dueAt = now.Add(laterDelay)
 		return nil
 	}
@@ -120,13 +127,14 @@ func (r *Reporter) sendLimited(ctx context.Context, n *nodeEvents, key eventKey,
 	switch {
 	case err == nil:
 		limiter.AllowN(now, 1)
+		n.all.AllowN(now, 1)
 		return nil
-	case !nodes.IsRejected(err):
+	case !nodes.IsRejected(err) && !errors.Is(err, errOtherNode):
 		return err
 	}
 	state.dueAt = now.Add(laterDelay)
 	if r.rejected.Allow(struct{}{}, now) {
-		r.log.Warn("API server rejected an event", "node", n.name, "err", err)
+		r.log.Warn("event rejected", "node", n.name, "err", err)
 	}
 	return nil
 }

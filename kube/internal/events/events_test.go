@@ -140,8 +140,8 @@ func TestEvents(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		f.report(i)
-		if n := len(f.client.Actions()); n != 3 {
-			t.Errorf("got %d requests, want one for each event", n)
+		if n := len(f.client.Actions()); n != 5 {
+			t.Errorf("got %d requests, want one for each event and pod", n)
 		}
 		recovered := time.Now()
 		i.Count, i.Last, i.RecoveredAt = 7, time.Now(), &recovered
@@ -186,14 +186,18 @@ func TestPodUID(t *testing.T) {
 		}
 	}
 	for name, test := range map[string]struct {
-		pod  *corev1.Pod
-		want types.UID
+		pod         *corev1.Pod
+		known, want types.UID
 	}{
-		"the pod":     {pod("node-a", since.Add(9*time.Second), nil), "uid-1"},
-		"a later pod": {pod("node-a", since.Add(11*time.Second), nil), ""},
-		"other node":  {pod("node-b", since, nil), ""},
-		"static":      {pod("node-a", since.Add(time.Hour), map[string]string{"kubernetes.io/config.mirror": "hash"}), "hash"},
-		"deleted":     {nil, ""},
+		"the pod":               {pod("node-a", since.Add(9*time.Second), nil), "", "uid-1"},
+		"a later pod":           {pod("node-a", since.Add(11*time.Second), nil), "", ""},
+		"other node":            {pod("node-b", since, nil), "", ""},
+		"static":                {pod("node-a", since.Add(time.Hour), map[string]string{"kubernetes.io/config.mirror": "hash"}), "", "hash"},
+		"deleted":               {nil, "", ""},
+		"known":                 {pod("node-a", since.Add(time.Hour), nil), "uid-1", "uid-1"},
+		"known, and deleted":    {nil, "uid-1", "uid-1"},
+		"known, of another pod": {pod("node-b", since, nil), "uid-0", "uid-0"},
+		"known, on other node":  {pod("node-b", since, nil), "uid-1", "no event"},
 	} {
 		client := fake.NewClientset()
 		if test.pod != nil {
@@ -202,10 +206,14 @@ func TestPodUID(t *testing.T) {
 		f := &fixture{t: t, client: client}
 		f.restart()
 		i := xid79(1, "trainer")
-		i.Affected[0].UID, i.Affected[0].Since = "", since
+		i.Affected[0].UID, i.Affected[0].Since = string(test.known), since
 		f.report(i)
-		if e := f.events()["team/trainer.0000000000000001"]; e == nil || e.InvolvedObject.UID != test.want {
-			t.Errorf("%s: got %v, want UID %q", name, e, test.want)
+		got := types.UID("no event")
+		if e := f.events()["team/trainer.0000000000000001"]; e != nil {
+			got = e.InvolvedObject.UID
+		}
+		if got != test.want {
+			t.Errorf("%s: got UID %q, want %q", name, got, test.want)
 		}
 	}
 }
@@ -298,15 +306,15 @@ func TestRejectedEvent(t *testing.T) {
 			}
 		}
 		f.wantEvents(onNode, onNode)
-		if n := len(f.client.Actions()); n != 5 {
-			t.Errorf("got %d requests, want one for each event", n)
+		if n := len(f.client.Actions()); n != 8 {
+			t.Errorf("got %d requests, want one for each event and pod", n)
 		}
-		if lines := f.log.Matching("API server rejected an event"); len(lines) != 1 || !strings.Contains(lines[0], "forbidden") {
+		if lines := f.log.Matching("event rejected"); len(lines) != 1 || !strings.Contains(lines[0], "forbidden") {
 			t.Errorf("got log %q", lines)
 		}
 		time.Sleep(30 * time.Second)
 		f.report(xid79(2, "a", "b"), xid79(1, "c"))
-		if n := len(f.client.Actions()); n != 8 || f.Dropped() != 0 {
+		if n := len(f.client.Actions()); n != 14 || f.Dropped() != 0 {
 			t.Errorf("got %d requests, %d dropped", n, f.Dropped())
 		}
 		f.report() // too old
@@ -345,6 +353,27 @@ func TestEventRate(t *testing.T) {
 		f.report(xid79(41)) // the limit is forgotten, too
 		if n := len(f.events()); n != 27 {
 			t.Errorf("got %d events", n)
+		}
+	})
+}
+
+// TestNodeEventRate checks the limit of events of a node that names ever more pods and resources.
+func TestNodeEventRate(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fixture) {
+		var pods []string
+		for i := range 300 {
+			pods = append(pods, fmt.Sprint("pod-", i))
+		}
+		f.report(xid79(1, pods...))
+		if n := len(f.events()); n != 200 {
+			t.Errorf("got %d events", n)
+		}
+		resources := make([]api.ResourceJSON, 1000)
+		for i := range resources {
+			resources[i] = api.ResourceJSON{Name: fmt.Sprint("r-", i), Waiting: true}
+		}
+		if _, err := f.Report(t.Context(), "node-b", &api.NodeResponse{Resources: resources}); err != nil || len(f.events()) != 232 {
+			t.Errorf("got %d events, error %v", len(f.events()), err)
 		}
 	})
 }

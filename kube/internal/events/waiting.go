@@ -16,6 +16,10 @@ import (
 // server deletes events after an hour.
 const waitingInterval = time.Hour
 
+// maxWaiting limits the events of a node: a node has at most a resource for each
+// profile of MIG devices.
+const maxWaiting = 32
+
 // waitingEvents are the events of a node about resources that wait.
 type waitingEvents struct {
 	client  kubernetes.Interface
@@ -29,7 +33,7 @@ func (w *waitingEvents) report(ctx context.Context, node string, resources []api
 	next time.Duration, err error,
 ) {
 	now, waiting := time.Now(), map[string]time.Time{}
-	for _, resource := range resources {
+	for _, resource := range resources[:min(len(resources), maxWaiting)] {
 		if !resource.Waiting {
 			continue
 		}

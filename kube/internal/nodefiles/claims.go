@@ -10,6 +10,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
@@ -18,6 +19,8 @@ import (
 // requestTimeout is the maximum duration of a request: the claims of other pods
 // wait.
 const requestTimeout = 10 * time.Second
+
+var errNotAllocated = errors.New("no devices allocated yet")
 
 // AdminClaims lists the claims with admin access of the node's pods, as lines
 // NAMESPACE/NAME/DRIVER: the PodResources API does not show the access.
@@ -37,9 +40,12 @@ type podClaim struct {
 	namespace, name string
 }
 
-// Content returns the lines for pods. Claims that cannot be read are left out.
+// Content returns the lines for pods, without claims that do not exist or are
+// not allocated; none if a claim is unknown because the API server did not
+// answer.
 func (a *AdminClaims) Content(ctx context.Context, pods []any) (string, error) {
 	var errs []error
+	isUnknown := false
 	lines, all := map[podClaim][]string{}, map[string]bool{}
 	for _, claim := range claimsOf(pods) {
 		known, ok := a.lines[claim]
@@ -47,6 +53,7 @@ func (a *AdminClaims) Content(ctx context.Context, pods []any) (string, error) {
 			var err error
 			if known, err = a.read(ctx, claim); err != nil {
 				errs = append(errs, fmt.Errorf("read claim %s/%s: %w", claim.namespace, claim.name, err))
+				isUnknown = isUnknown || !errors.Is(err, errNotAllocated) && !apierrors.IsNotFound(err)
 				continue
 			}
 		}
@@ -56,6 +63,9 @@ func (a *AdminClaims) Content(ctx context.Context, pods []any) (string, error) {
 		}
 	}
 	a.lines = lines
+	if isUnknown {
+		return "", errors.Join(errs...)
+	}
 	return strings.Join(slices.Sorted(maps.Keys(all)), ""), errors.Join(errs...)
 }
 
@@ -89,7 +99,7 @@ func (a *AdminClaims) read(ctx context.Context, c podClaim) (lines []string, err
 		return nil, err
 	}
 	if claim.Status.Allocation == nil {
-		return nil, errors.New("no devices allocated yet")
+		return nil, errNotAllocated
 	}
 	others := map[string]bool{} // drivers
 	for _, r := range claim.Status.Allocation.Devices.Results {

@@ -131,6 +131,10 @@ func (n *Nodes) update(ctx context.Context, running *sync.WaitGroup, targets map
 			continue
 		}
 		e.stop()
+		if s, _ := e.state.Get(); s.gone {
+			e.stop = func() {}
+			continue
+		}
 		t := targets[name]
 		followCtx, cancel := context.WithCancel(ctx)
 		ended := make(chan struct{})

@@ -126,7 +126,8 @@ func TestBadResponses(t *testing.T) {
 		body   string
 		want   string
 	}{
-		"long line":       {200, `{"at":"` + strings.Repeat("x", 33<<20), "a line exceeds 32 MiB"},
+		"long line":       {200, `{"at":"` + strings.Repeat("x", 33<<20), "a line exceeds 4 MiB"},
+		"many fields":     {200, `{"at":"","devices":[` + strings.Repeat("0,", 1<<18) + "0]}\n", "262145 fields, at most 200000"},
 		"no JSON":         {200, "<html>\n", "decode response: invalid character"},
 		"other JSON":      {200, "null\n", "not a response of podgauge"},
 		"half a line":     {200, `{"at":"2026`, "decode response: unexpected end of JSON"},

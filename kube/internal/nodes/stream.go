@@ -25,8 +25,10 @@ const (
 	// silence is the time without a line after which a stream hangs. podgauge
 	// sends a line at least every 15 s.
 	silence = 45 * time.Second
-	// maxLine limits a response in memory.
-	maxLine = 32 << 20
+	// maxLine and maxFields limit a response in memory: decoded, a field takes
+	// up to half a kilobyte. 64 GPUs with 7 MIG devices each and 1,000 incidents
+	// have half of it.
+	maxLine, maxFields = 4 << 20, 200_000
 	// maxErrorBytes limits podgauge's message in an error.
 	maxErrorBytes              = 200
 	minReconnect, maxReconnect = 500 * time.Millisecond, 30 * time.Second
@@ -108,6 +110,9 @@ func (o *Options) stream(ctx context.Context, t target, publish func(*api.NodeRe
 		if lines > 0 && sum == last {
 			continue
 		}
+		if n := bytes.Count(scanner.Bytes(), []byte(",")); n > maxFields {
+			return lines, fmt.Errorf("decode response: %d fields, at most %d", n, maxFields)
+		}
 		r := new(api.NodeResponse)
 		if err := json.Unmarshal(scanner.Bytes(), r); err != nil {
 			return lines, fmt.Errorf("decode response: %w", err)
@@ -117,6 +122,7 @@ func (o *Options) stream(ctx context.Context, t target, publish func(*api.NodeRe
 		}
 		last = sum
 		publish(r)
+		_ = retry.Sleep(ctx, changeInterval) // a node that sends line after line must not take a processor
 	}
 	switch err := scanner.Err(); {
 	case errors.Is(err, bufio.ErrTooLong):

@@ -173,7 +173,7 @@ func slice(driver, node string, devices ...resource.Device) *resource.ResourceSl
 	return &resource.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: driver + node},
 		Spec: resource.ResourceSliceSpec{
-			Driver: driver, NodeName: &node, Pool: resource.ResourcePool{Name: "pool", ResourceSliceCount: 1}, Devices: devices,
+			Driver: driver, NodeName: &node, Pool: resource.ResourcePool{Name: node, ResourceSliceCount: 1}, Devices: devices,
 		},
 	}
 }

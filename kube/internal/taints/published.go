@@ -3,6 +3,7 @@ package taints
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -54,6 +55,11 @@ func (a *publications) devices(ctx context.Context, node string) ([]publishedDev
 	}
 	p := published{at: time.Now()}
 	for _, slice := range list.Items {
+		// A rule names a pool and no node, so a node could have devices of others
+		// tainted. Pools of a node have its name.
+		if pool := slice.Spec.Pool.Name; pool != node && !strings.HasPrefix(pool, node+"/") {
+			continue
+		}
 		for _, d := range slice.Spec.Devices {
 			p.devices = append(p.devices, publishedDevice{
 				driver: slice.Spec.Driver, pool: slice.Spec.Pool.Name, name: d.Name,

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	onGPU0 = "gpu.nvidia.com/pool/gpu-0 "
+	onGPU0 = "gpu.nvidia.com/node-a.example.com/gpu-0 "
 	xid79  = onGPU0 + "podgauge.io/unhealthy=xid_79:NoSchedule"
 )
 
@@ -164,15 +164,15 @@ func TestPublishedDevices(t *testing.T) {
 		device api.DeviceJSON
 		want   string
 	}{
-		{"UUID, not the name", slice(nvidia, nodeA, published("gpu-1", "uuid=GPU-0"), published("gpu-0", "uuid=GPU-1")), gpu(0, "lost"), "gpu.nvidia.com/pool/gpu-1" + taint},
-		{"UUID in the driver's domain", slice("gpu.example.com", nodeA, published("a", "gpu.example.com/uuid=GPU-0")), gpu(0, "lost"), "gpu.example.com/pool/a" + taint},
-		{"name", slice(nvidia, nodeA, published("gpu-0"), published("gpu-1")), gpu(0, "lost"), "gpu.nvidia.com/pool/gpu-0" + taint},
-		{"name of a GPU that is gone", slice(nvidia, nodeA, published("gpu-0")), gone, "gpu.nvidia.com/pool/gpu-0" + taint},
+		{"UUID, not the name", slice(nvidia, nodeA, published("gpu-1", "uuid=GPU-0"), published("gpu-0", "uuid=GPU-1")), gpu(0, "lost"), "gpu.nvidia.com/node-a.example.com/gpu-1" + taint},
+		{"UUID in the driver's domain", slice("gpu.example.com", nodeA, published("a", "gpu.example.com/uuid=GPU-0")), gpu(0, "lost"), "gpu.example.com/node-a.example.com/a" + taint},
+		{"name", slice(nvidia, nodeA, published("gpu-0"), published("gpu-1")), gpu(0, "lost"), "gpu.nvidia.com/node-a.example.com/gpu-0" + taint},
+		{"name of a GPU that is gone", slice(nvidia, nodeA, published("gpu-0")), gone, "gpu.nvidia.com/node-a.example.com/gpu-0" + taint},
 		{"name of another driver", slice("gpu.example.com", nodeA, published("gpu-0")), gpu(0, "lost"), ""},
 		{"other node", slice(nvidia, "node-b", published("gpu-0", "uuid=GPU-0")), gpu(0, "lost"), ""},
-		{"MIG device", slice(nvidia, nodeA, published("gpu-0-mig-1g10gb-19-0", "uuid=MIG-0", "parentUUID=GPU-0"), published("gpu-0-mig-1g10gb-19-1", "uuid=MIG-9", "parentUUID=GPU-0")), migDevice(0, "lost"), "gpu.nvidia.com/pool/gpu-0-mig-1g10gb-19-0" + taint},
-		{"possible MIG device", slice(nvidia, nodeA, published("gpu-0", "uuid=GPU-0"), published("gpu-0-mig-1g10gb-19-0", "parentUUID=GPU-0"), published("gpu-0-mig-1g10gb-19-1", "parentUUID=GPU-0")), migDevice(0, "lost"), "gpu.nvidia.com/pool/gpu-0-mig-1g10gb-19-0" + taint},
-		{"GPU with its MIG devices", slice(nvidia, nodeA, published("gpu-0", "uuid=GPU-0"), published("gpu-0-mig-1g10gb-19-0", "parentUUID=GPU-0")), gpu(0, "lost"), "gpu.nvidia.com/pool/gpu-0" + taint + ", gpu.nvidia.com/pool/gpu-0-mig-1g10gb-19-0" + taint},
+		{"MIG device", slice(nvidia, nodeA, published("gpu-0-mig-1g10gb-19-0", "uuid=MIG-0", "parentUUID=GPU-0"), published("gpu-0-mig-1g10gb-19-1", "uuid=MIG-9", "parentUUID=GPU-0")), migDevice(0, "lost"), "gpu.nvidia.com/node-a.example.com/gpu-0-mig-1g10gb-19-0" + taint},
+		{"possible MIG device", slice(nvidia, nodeA, published("gpu-0", "uuid=GPU-0"), published("gpu-0-mig-1g10gb-19-0", "parentUUID=GPU-0"), published("gpu-0-mig-1g10gb-19-1", "parentUUID=GPU-0")), migDevice(0, "lost"), "gpu.nvidia.com/node-a.example.com/gpu-0-mig-1g10gb-19-0" + taint},
+		{"GPU with its MIG devices", slice(nvidia, nodeA, published("gpu-0", "uuid=GPU-0"), published("gpu-0-mig-1g10gb-19-0", "parentUUID=GPU-0")), gpu(0, "lost"), "gpu.nvidia.com/node-a.example.com/gpu-0" + taint + ", gpu.nvidia.com/node-a.example.com/gpu-0-mig-1g10gb-19-0" + taint},
 	} {
 		bubble.Test(t, func(t *testing.T) {
 			cluster := newCluster("v1", c.slice)
@@ -205,7 +205,7 @@ func TestMIGDeviceOfGPU(t *testing.T) {
 		suspect.Health = "suspect"
 		other := suspect
 		other.ID = "MIG-1"
-		want := "gpu.nvidia.com/pool/mig podgauge.io/unhealthy=xid_94:NoSchedule, gpu.nvidia.com/pool/other podgauge.io/suspect=:None"
+		want := "gpu.nvidia.com/node-a.example.com/mig podgauge.io/unhealthy=xid_94:NoSchedule, gpu.nvidia.com/node-a.example.com/other podgauge.io/suspect=:None"
 		if got := c.report(t, c.start(t.Context(), t), suspect, migDevice(0, "xid_94"), other); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
@@ -252,7 +252,7 @@ func TestNodeIsGone(t *testing.T) {
 			"apiVersion": apiGroup + "/v1", "kind": "DeviceTaintRule",
 			"metadata": map[string]any{"name": "foreign", "annotations": map[string]any{"podgauge.io/node": nodeA}},
 			"spec": map[string]any{
-				"deviceSelector": map[string]any{"driver": nvidia, "pool": "pool", "device": "gpu-0"},
+				"deviceSelector": map[string]any{"driver": nvidia, "pool": nodeA, "device": "gpu-0"},
 				"taint":          map[string]any{"key": "example.com/a", "effect": "NoExecute"},
 			},
 		}}
@@ -335,7 +335,7 @@ func TestRejected(t *testing.T) {
 
 		reject = apierrors.NewInvalid(gvk, "", nil)
 		for range 3 {
-			if got := c.report(t, reporter, suspect, gpu(1, "lost")); got != "gpu.nvidia.com/pool/gpu-1 podgauge.io/unhealthy=lost:NoSchedule" {
+			if got := c.report(t, reporter, suspect, gpu(1, "lost")); got != "gpu.nvidia.com/node-a.example.com/gpu-1 podgauge.io/unhealthy=lost:NoSchedule" {
 				t.Errorf("without the effect None: got %q", got)
 			}
 		}

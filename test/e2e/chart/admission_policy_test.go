@@ -16,8 +16,9 @@ const (
 	podgaugeEvent = `{metadata: {name: a}, source: {component: podgauge}, involvedObject: {kind: Pod}, count: 1}`
 	kubeletEvent  = `{metadata: {name: a}, source: {component: kubelet}, involvedObject: {kind: Pod}, count: 1}`
 	nodeStatus    = `{metadata: {name: a, labels: {a: b}}, status: {capacity: {cpu: "1"}, conditions: [{type: Ready, status: "True"}, {type: GPUUnhealthy, status: "False"}]}}`
-	ownRule       = `{metadata: {name: a, labels: {app.kubernetes.io/managed-by: podgauge-kube}}, spec: {}}`
-	otherRule     = `{metadata: {name: a, labels: {app.kubernetes.io/managed-by: drain}}, spec: {}}`
+	ownLabels     = `{name: a, labels: {app.kubernetes.io/managed-by: podgauge-kube}, annotations: {podgauge.io/node: b}}`
+	ownRule       = `{metadata: ` + ownLabels + `, spec: {deviceSelector: {driver: c, pool: b/d, device: e}, taint: {key: podgauge.io/unhealthy}}}`
+	otherRule     = `{metadata: {name: a, labels: {app.kubernetes.io/managed-by: drain}}, spec: {taint: {key: a}}}`
 )
 
 // admissionCases are requests of the controller. An empty object is absent. The test of the cluster sends such requests to an API server.
@@ -53,13 +54,21 @@ var admissionCases = []struct {
 	{"devicetaintrules", "", ownRule, ""},
 	{"devicetaintrules", ownRule, ownRule, ""},
 	{"devicetaintrules", ownRule, "", ""},
-	{"devicetaintrules", "", `{metadata: {name: a}}`, "only rules with the label"},
+	{"devicetaintrules", "", ruleOf(`{deviceSelector: {driver: c, pool: b, device: e}, taint: {key: podgauge.io/suspect}}`), ""},
+	{"devicetaintrules", "", ruleOf(`{deviceSelector: {driver: c, pool: b}, taint: {key: podgauge.io/suspect}}`), "only rules of a single device"},
+	{"devicetaintrules", "", ruleOf(`{taint: {key: podgauge.io/suspect}}`), "only rules of a single device"},
+	{"devicetaintrules", ownRule, ruleOf(`{deviceSelector: {driver: c, pool: bb, device: e}, taint: {key: podgauge.io/suspect}}`), "in a pool of its node"},
+	{"devicetaintrules", ownRule, ruleOf(`{deviceSelector: {driver: c, pool: b, device: e}, taint: {key: example.com/a}}`), "only podgauge's taints"},
+	{"devicetaintrules", "", `{metadata: {name: a}, spec: {taint: {key: a}}}`, "only rules with the label"},
 	{"devicetaintrules", "", otherRule, "only rules with the label"},
 	{"devicetaintrules", otherRule, ownRule, "only rules with the label"},
 	{"devicetaintrules", ownRule, otherRule, "only rules with the label"},
 	{"devicetaintrules", otherRule, "", "only rules with the label"},
 	{"devicetaintrules", `{metadata: {name: a}}`, "", "only rules with the label"},
 }
+
+// ruleOf returns a rule of podgauge-kube for node b.
+func ruleOf(spec string) string { return `{metadata: ` + ownLabels + `, spec: ` + spec + `}` }
 
 // TestAdmissionPolicies evaluates the expressions of the policies.
 func TestAdmissionPolicies(t *testing.T) {

@@ -135,6 +135,9 @@ func controllerRequests() []request {
 		{"delete all rules", func(ctx context.Context, c *kubernetes.Clientset) error {
 			return c.ResourceV1().DeviceTaintRules().DeleteCollection(ctx, meta.DeleteOptions{}, meta.ListOptions{})
 		}, `cannot deletecollection resource "devicetaintrules"`},
+		{"create a rule of all devices of a driver", createRule("wide", ownRule, func(s *resource.DeviceTaintRuleSpec) { s.DeviceSelector.Device = nil }), policy + "only rules of a single device"},
+		{"create a rule of another node", createRule("other", ownRule, func(s *resource.DeviceTaintRuleSpec) { s.DeviceSelector.Pool = new("other") }), policy + "only rules of a single device in a pool of its node"},
+		{"create a foreign taint", createRule("foreign", ownRule, func(s *resource.DeviceTaintRuleSpec) { s.Taint.Key = "example.com/a" }), policy + "only podgauge's taints"},
 		{"create a rule of podgauge-kube", createRule("own", ownRule), ""},
 		{"delete a rule of podgauge-kube", deleteRule("own"), ""},
 
@@ -186,16 +189,20 @@ func createEvent(name, component, kind string) func(context.Context, *kubernetes
 	}
 }
 
-func createRule(name string, labels map[string]string) func(context.Context, *kubernetes.Clientset) error {
+// createRule creates a rule as podgauge-kube does, but for the labels and a change.
+func createRule(name string, labels map[string]string, change ...func(*resource.DeviceTaintRuleSpec)) func(context.Context, *kubernetes.Clientset) error {
 	return func(ctx context.Context, c *kubernetes.Clientset) error {
-		driver := "rights.example.com"
-		_, err := c.ResourceV1().DeviceTaintRules().Create(ctx, &resource.DeviceTaintRule{
-			ObjectMeta: meta.ObjectMeta{Name: "rights-" + name, Labels: labels},
+		rule := &resource.DeviceTaintRule{
+			ObjectMeta: meta.ObjectMeta{Name: "rights-" + name, Labels: labels, Annotations: map[string]string{"podgauge.io/node": node.Name}},
 			Spec: resource.DeviceTaintRuleSpec{
-				DeviceSelector: &resource.DeviceTaintSelector{Driver: &driver},
-				Taint:          resource.DeviceTaint{Key: "example.com/rights", Effect: resource.DeviceTaintEffectNoSchedule},
+				DeviceSelector: &resource.DeviceTaintSelector{Driver: new("rights.example.com"), Pool: new(node.Name), Device: new("gpu-0")},
+				Taint:          resource.DeviceTaint{Key: "podgauge.io/unhealthy", Effect: resource.DeviceTaintEffectNoSchedule},
 			},
-		}, meta.CreateOptions{})
+		}
+		for _, c := range change {
+			c(&rule.Spec)
+		}
+		_, err := c.ResourceV1().DeviceTaintRules().Create(ctx, rule, meta.CreateOptions{})
 		return err
 	}
 }

@@ -175,3 +175,10 @@ without capabilities. It takes (dict "root" . "name" of the container "once" boo
 {{- end }}
 {{- $from | toJson }}
 {{- end }}
+
+{{- /* Whether the API server has admission policies; helm template knows its version at most. */}}
+{{- define "podgauge.kube.hasPolicies" -}}
+{{- if or (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy") (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) -}}
+true
+{{- end }}
+{{- end }}
