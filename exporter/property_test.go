@@ -13,6 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pods"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -53,9 +54,7 @@ func parse(t *testing.T, text string, limit int) []*dto.MetricFamily {
 		return slices.Collect(maps.Values(parsed)), nil
 	})
 	families, err := prometheus.Gatherers{parsedFamilies}.Gather() // checks labels, and that series are unique
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	series := 0
 	for _, f := range families {
 		series += len(f.Metric)

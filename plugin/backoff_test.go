@@ -17,6 +17,7 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testlog"
 )
 
@@ -40,9 +41,7 @@ func inBubble(t *testing.T, test func(t *testing.T, s *bubbleFixture)) {
 	t.Helper()
 	dir := background.Dir(t)
 	dir = filepath.Join(dir, strings.Repeat("x", 80-len(dir)))
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(dir, 0o755))
 	inBubbleOf(t, dir, test)
 }
 
@@ -104,9 +103,7 @@ func listenUnix(t *testing.T, path string) (end func()) {
 	if err == nil {
 		err = syscall.Listen(fd, 4096) // connections of an hour
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return func() { syscall.Close(fd) } //nolint:errcheck // a test's
 }
 
@@ -211,9 +208,7 @@ func TestBackoff(t *testing.T) {
 		for _, line := range s.log.Matching("msg=registering") {
 			_, text, _ := strings.Cut(line, "time=")
 			at, err := time.Parse(time.RFC3339, strings.Fields(text)[0])
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			attempts = append(attempts, at)
 		}
 		want := []time.Duration{100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000}

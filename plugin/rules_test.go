@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -142,26 +143,18 @@ func TestMPSDaemon(t *testing.T) {
 		}
 	}
 	wantReady("no control", false)
-	if err := os.WriteFile(control, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(control, nil, 0o600))
 	wantReady("a file", false)
 	os.Remove(control) //nolint:errcheck // the next step fails otherwise
-	if err := syscall.Mkfifo(control, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Mkfifo(control, 0o600))
 	wantReady("a pipe without a reader", false)
 	reader, err := os.OpenFile(control, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	wantReady("a pipe with a reader", true)
 	reader.Close()     //nolint:errcheck // end of the test
 	os.Remove(control) //nolint:errcheck // the next step fails otherwise
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: control})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	wantReady("a socket", true)
 	listener.SetUnlinkOnClose(false)
 	listener.Close() //nolint:errcheck // end of the test

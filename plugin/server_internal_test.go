@@ -8,6 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // TestServerStopsAfterAFailure stops the gRPC server, which no kubelet can do:
@@ -18,9 +19,7 @@ func TestServerStopsAfterAFailure(t *testing.T) {
 		Resources: &pubsub.Value[[]Resource]{},
 	}
 	s, err := startServer(t.Context(), newResourceState(o, "nvidia.com/gpu", &folderWatch{}), "own.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s.grpcServer.Stop()
 	if _, err := s.watch(t.Context(), socketID{}); err == nil || !strings.HasPrefix(err.Error(), "serve: ") {
 		t.Errorf("watch: got error %v", err)

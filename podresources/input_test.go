@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -31,9 +32,7 @@ func FuzzCodec(f *testing.F) {
 		}},
 	}}}
 	b, err := proto.Marshal(response)
-	if err != nil {
-		f.Fatal(err)
-	}
+	require.NoError(f, err)
 	f.Add(b)
 	f.Add([]byte{0x0a, 0xff})
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // runCommand runs podgauge in a separate process.
@@ -35,9 +36,7 @@ func TestStateAfterSIGKILL(t *testing.T) {
 		storm = append(storm, fmt.Sprintf("%dms xid 0 31", n))
 	}
 	script := filepath.Join(dir, "script")
-	if err := os.WriteFile(script, []byte(strings.Join(storm, "\n")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(script, []byte(strings.Join(storm, "\n")), 0o600))
 	stateFlag := "--state-dir=" + filepath.Join(dir, "state")
 	if out, status := runCommand(t, "device", "trust", "2", stateFlag); status != 1 || !strings.Contains(out, "no socket") {
 		t.Errorf("before the first start: got status %d, %q", status, out)

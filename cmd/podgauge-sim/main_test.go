@@ -11,6 +11,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/app"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 func TestMain(m *testing.M) { program.Main(m, main) }
@@ -18,9 +19,7 @@ func TestMain(m *testing.M) { program.Main(m, main) }
 // TestWrongMode checks that a wrong value, script or capture causes one line and exit status 2.
 func TestWrongMode(t *testing.T) {
 	wrong := filepath.Join(t.TempDir(), "script")
-	if err := os.WriteFile(wrong, []byte("\n5s explode\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(wrong, []byte("\n5s explode\n"), 0o600))
 	for arg, want := range map[string]string{
 		"--simulate=cluster":         `podgauge: --simulate: "cluster": expected node, hardware or script:FILE` + "\n",
 		"--simulate=script:none":     "podgauge: --simulate: open none: no such file or directory\n",
@@ -40,9 +39,7 @@ func TestWrongMode(t *testing.T) {
 // TestSimulatedNodeIsIsolated checks that the simulated node changes nothing of its host.
 func TestSimulatedNodeIsIsolated(t *testing.T) {
 	m, err := (&simulatedPlatform{mode: modeNode}).Open(app.OpenOptions{Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.Node.Close()
 	if !strings.HasPrefix(m.KubeletDir, os.TempDir()) || !strings.HasPrefix(m.DevicePluginDir, m.KubeletDir+"/") {
 		t.Errorf("folders: got %q and %q, want temporary folders", m.KubeletDir, m.DevicePluginDir)

@@ -13,6 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -37,9 +38,7 @@ func TestReplay(t *testing.T) {
 		"gpu 4 mig_mode 1", "gpu 4 slice 0 1g.10gb gi 7 ci 0", "gpu * energy 1000", "gpu 0 metric 2 37",
 		"gpu 0 process 4194303 1000 sm 50", "gpu 0 power 123000", "gpu 2 remapped_pending 1", "gpu 3 recovery_action 1",
 	}
-	if err := nvmltest.NewScenario(filepath.Join(dir, "scenario")).Set(machine...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, nvmltest.NewScenario(filepath.Join(dir, "scenario")).Set(machine...))
 	driver := []string{"LD_LIBRARY_PATH=" + dir, nvmltest.EnvScenario + "=" + filepath.Join(dir, "scenario")}
 	args := []string{"--device-plugin=false", "--kernel-log=", "--metrics.set=full", "--metrics.nvlink-links"}
 	k := background.Kubelet(t, kubelet.Options{RunningSince: time.Now().Add(-time.Hour)})
@@ -48,13 +47,9 @@ func TestReplay(t *testing.T) {
 	command := exec.CommandContext(t.Context(), podgauge, "capture")
 	command.Env = append(os.Environ(), driver...)
 	content, err := command.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	file := filepath.Join(dir, "capture")
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, content, 0o600))
 	replayed := program.Start(t, nil, append(args, "--replay="+file)...)
 	var want, got string
 	defer func() {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -24,9 +25,7 @@ func TestLostAccessToDriver(t *testing.T) {
 	scenario := nvmltest.NewScenario(filepath.Join(dir, "scenario"))
 	set := func(lines ...string) {
 		t.Helper()
-		if err := scenario.Set(lines...); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, scenario.Set(lines...))
 	}
 	start := func() *program.RunningProgram {
 		return program.Start(t, []string{"LD_LIBRARY_PATH=" + dir, nvmltest.EnvScenario + "=" + filepath.Join(dir, "scenario")},
@@ -69,8 +68,6 @@ func TestLostAccessToDriver(t *testing.T) {
 		t.Errorf("exit status %d after %s, want 1 after twice the time:\n%s", status, time.Since(began), log)
 	}
 
-	if err := scenario.Clear("fail"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, scenario.Clear("fail"))
 	waitForSeries(start(), "four healthy GPUs again", []int{1, 4, 0}, healthy...)
 }

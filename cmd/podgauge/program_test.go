@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 )
@@ -25,9 +26,7 @@ func startPodgauge(t *testing.T, machine []string, args ...string) (p *program.R
 	if _, err := nvmltest.Build(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := nvmltest.NewScenario(filepath.Join(dir, "scenario")).Set(machine...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, nvmltest.NewScenario(filepath.Join(dir, "scenario")).Set(machine...))
 	p = program.Start(t, []string{
 		"LD_LIBRARY_PATH=" + dir,
 		nvmltest.EnvScenario + "=" + filepath.Join(dir, "scenario"), nvmltest.EnvCalls + "=" + filepath.Join(dir, "calls"),
@@ -35,9 +34,7 @@ func startPodgauge(t *testing.T, machine []string, args ...string) (p *program.R
 	return p, func() nvmltest.CallCounts {
 		t.Helper()
 		read, err := nvmltest.ReadCalls(filepath.Join(dir, "calls"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return read
 	}
 }

@@ -11,15 +11,14 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // TestAPIPage checks that docs/reference/api.md has the actual responses as examples, and each field in its tables.
 func TestAPIPage(t *testing.T) {
 	const file = "../../docs/reference/api.md"
 	page, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	examples := regexp.MustCompile(`(?s)<!-- example (\S+) -->\n(.*?)<!-- /example -->`)
 	var paths []string
 	for _, example := range examples.FindAllSubmatch(page, -1) {
@@ -32,15 +31,11 @@ func TestAPIPage(t *testing.T) {
 	want := examples.ReplaceAllFunc(page, func(example []byte) []byte {
 		path := string(examples.FindSubmatch(example)[1])
 		var body bytes.Buffer
-		if err := json.Indent(&body, []byte(bodies[path]), "", "  "); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, json.Indent(&body, []byte(bodies[path]), "", "  "))
 		return []byte("<!-- example " + path + " -->\n```json\n" + body.String() + "```\n<!-- /example -->")
 	})
 	if *update {
-		if err := os.WriteFile(file, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, want, 0o644))
 	} else if !bytes.Equal(page, want) {
 		t.Errorf("the examples in docs/reference/api.md differ from the responses; run make golden")
 	}

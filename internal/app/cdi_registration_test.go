@@ -11,6 +11,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -23,9 +24,7 @@ func driverWithoutLibraries(t *testing.T) (flags []string, show func()) {
 	root := t.TempDir()
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	must(os.Mkdir(filepath.Join(root, "dev"), 0o755))
 	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia-fs0", "nvidia0"} {

@@ -18,6 +18,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/kubelet/churn"
 )
 
@@ -39,9 +40,7 @@ func TestChurn(t *testing.T) {
 		Transitions: transitions, KubeletRestarts: 2 + transitions/100, ListInterval: 5 * time.Millisecond, ScrapeInterval: 100 * time.Millisecond,
 		GPUsPerPod: []int{1, 1, 1, 1, 2, 2}, Seed: seed,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	now := time.Now()
 	v := churn.Verify(churn.GroundTruth{Allocations: record.Allocations(now), Outages: record.Outages(now), EnergyAt: n.joules}, snapshots)
 	for _, f := range v.Measurements() {
@@ -73,9 +72,7 @@ func newChurnTarget(t *testing.T) *churnTarget {
 	for i, gpu := range machine.GPUs() {
 		machine.SetUtilization(device.ID(gpu), float64(i)/8)
 		samples, err := machine.Read(gpu)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, s := range samples {
 			if s.Metric == power {
 				n.watts[string(gpu)] = s.Value
@@ -86,9 +83,7 @@ func newChurnTarget(t *testing.T) *churnTarget {
 	own := kubelet.PodSpec{Namespace: "podgauge", Name: "podgauge-x7k2p", Containers: []kubelet.ContainerSpec{{Name: "podgauge"}}}
 	n.testApp = newTestAppWith(t, testSetup{machine: machine, env: map[string]string{"POD_NAME": own.Name}})
 	n.waitRegistered()
-	if err := n.kubelet.RunPod(t.Context(), own); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, n.kubelet.RunPod(t.Context(), own))
 	program.WaitUntil(t, "the kubelet's start is over", func() bool { // without a collection, which would count energy
 		_, allocations := n.getPath(api.AllocationsPath)
 		return strings.Contains(allocations, `"complete":true`)

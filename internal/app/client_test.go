@@ -21,6 +21,7 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/helpers/docs"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // runCLI runs a command and returns output and exit status.
@@ -44,9 +45,7 @@ func checkGolden(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
 	}
 	if want := readFile(t, file); got != want {
 		t.Errorf("differs from %s; if intended, run make golden:\n%s", file, got)
@@ -125,9 +124,7 @@ func TestCommandsWithoutPassword(t *testing.T) {
 	t.Parallel()
 	webConfig := filepath.Join(t.TempDir(), "web.yaml")
 	const users = "basic_auth_users:\n  prometheus: $2y$04$yW2YRSXAMk7fYEkv0rXQXej4GwJtSlL0ED7LQZB5tE.Ut.eIQX.9W\n"
-	if err := os.WriteFile(webConfig, []byte(users), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(webConfig, []byte(users), 0o600))
 	w, dir := startWithSocket(t, testSetup{machine: newMachine(sim.T4, sim.T4)}, "--web.config.file="+webConfig)
 	w.waitRegistered()
 	for args, want := range map[string]string{
@@ -163,9 +160,7 @@ func TestSocket(t *testing.T) {
 	}
 	for range 4 { // the maximum: the next one waits until they are closed
 		conn, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer conn.Close()
 		io.WriteString(conn, "{") // an incomplete request
 	}
@@ -174,9 +169,7 @@ func TestSocket(t *testing.T) {
 		"/": 404, "/metrics": 404, "/healthz": 404, operator.Path: 405,
 	} {
 		resp, err := socketClient(dir).Get("http://podgauge" + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		resp.Body.Close()
 		if resp.StatusCode != want {
 			t.Errorf("%s: got status %d, want %d", path, resp.StatusCode, want)
@@ -191,9 +184,7 @@ func TestSocket(t *testing.T) {
 		`{"action":"trust","device":"\u001b"}`: "expected a UUID",
 	} {
 		resp, err := socketClient(dir).Post("http://podgauge"+operator.Path, "application/json", strings.NewReader(content))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var got api.ErrorResponse
 		if err := json.NewDecoder(resp.Body).Decode(&got); err != nil || !strings.Contains(got.Error, want) {
 			t.Errorf("%.40q: got %q, %v, want %s", content, got.Error, err, want)

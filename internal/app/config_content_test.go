@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // TestErrorsHideContent checks that no command prints a file that is not podgauge's: a user with pods/exec could read each file of the
@@ -14,9 +15,7 @@ import (
 func TestErrorsHideContent(t *testing.T) {
 	dir := t.TempDir()
 	config := filepath.Join(dir, "config.yaml")
-	if err := os.WriteFile(config, []byte("version: v1\nconfigs: {a: {}, b: {}}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(config, []byte("version: v1\nconfigs: {a: {}, b: {}}\n"), 0o600))
 	for name, content := range map[string]string{
 		"shadow":    "root:$6$SECRET$x:19000:0:99999:7:::\nbin:*:19000:0:99999:7:::\n",
 		"duplicate": "root $6$SECRET: 1\nroot $6$SECRET: 2\n",
@@ -26,9 +25,7 @@ func TestErrorsHideContent(t *testing.T) {
 		"password":  "password: SECRET\nbasic_auth: {username: SECRET}\n",
 	} {
 		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
 		for _, args := range [][]string{
 			{"validate", file},
 			{"validate", config, "--config-name-file=" + file},

@@ -11,6 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 const renamedConfig = `version: v1
@@ -94,9 +95,7 @@ func (l fixedListing) Devices(context.Context) ([]device.Device, error) { return
 func TestFailOnInitError(t *testing.T) {
 	machine := newMachine(sim.T4)
 	devices, err := machine.Devices(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, row := range []struct {
 		name    string
 		devices []device.Device

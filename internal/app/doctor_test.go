@@ -24,6 +24,7 @@ import (
 	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/docs"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // brokenNodeFindings returns doctor's findings on a node with two problems: a library without a required function, and NVIDIA's plugin
@@ -35,18 +36,12 @@ func brokenNodeFindings(t *testing.T) []doctor.Finding {
 	plugins := filepath.Join(dir, "device-plugins")
 	for _, name := range []string{"nvidia-gpu.sock", "amd.com_gpu"} {
 		l, err := net.Listen("unix", filepath.Join(plugins, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer l.Close()
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "proc/self"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "proc/self"), 0o755))
 	mounts := fmt.Sprintf("1 0 0:1 / / rw - overlay overlay rw\n2 1 0:2 / /dev/termination-log rw - ext4 /dev/sda rw\n3 1 0:2 / %s rw - ext4 /dev/sda rw\n", dir)
-	if err := os.WriteFile(filepath.Join(dir, "proc/self/mountinfo"), []byte(mounts), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "proc/self/mountinfo"), []byte(mounts), 0o600))
 	ready := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") }))
 	defer ready.Close()
 	findings := doctor.Run(t.Context(), doctor.Options{
@@ -98,9 +93,7 @@ func TestDoctorTables(t *testing.T) {
 		t.Helper()
 		r := doctor.NewReport("node-a", version, findings)
 		page, err := r.Render(cli.Output{Format: format})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return text.PrintableLines(page)
 	}
 	for name, findings := range map[string][]doctor.Finding{"doctor": broken, "doctor_hostile": hostile} {

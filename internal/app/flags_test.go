@@ -10,6 +10,7 @@ import (
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/test/helpers/docs"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/spf13/pflag"
 )
 
@@ -95,9 +96,7 @@ func TestVersion(t *testing.T) {
 // TestTakenAddress checks that an address in use causes one line and exit status 1.
 func TestTakenAddress(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer taken.Close()
 	address := taken.Addr().String()
 	for args, want := range map[string]string{

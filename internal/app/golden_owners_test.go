@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // The golden files below cover all ways in which a kubelet allocates resources to containers.
@@ -152,9 +153,7 @@ func TestIgnoreClaimsFile(t *testing.T) {
 	}}}}})
 	isAllocated := func(text string) bool { return strings.Contains(text, "nvidia_gpu_allocation_info{") }
 	w.waitScrape("an allocation", isAllocated)
-	if err := os.WriteFile(file, []byte("lab/admin/gpu.nvidia.com\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte("lab/admin/gpu.nvidia.com\n"), 0o600))
 	w.waitScrape("no allocation", func(text string) bool { return !isAllocated(text) })
 }
 
@@ -227,9 +226,7 @@ func TestSharedGPUClaims(t *testing.T) {
 		p := kubelet.PodSpec{Namespace: "serving", Name: name, Containers: []kubelet.ContainerSpec{c}}
 		w.runPod(p)
 		status, err := w.kubelet.Pod(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		uids[name] = status.UID
 	}
 	const device, prefix = "GPU-0000a100-5eed-4000-8000-000000000000", "\nnvidia_gpu_allocation_info{"
@@ -302,9 +299,7 @@ func TestGoldenPodLabels(t *testing.T) {
 	train.Labels = map[string]string{"app.kubernetes.io/name": "llama", "app.kubernetes.io/part-of": "lab", "team": "a", "cost-center": "17", "cost.center": "18", "pod-template-hash": "5f6"}
 	w.runPod(train)
 	status, err := w.kubelet.Pod(train)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	w.replacer = strings.NewReplacer(status.UID, "<the pod's>")
 	w.checkScrape("pod_labels", `nvidia_gpu_allocation_info{claim="",container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",label_app_kubernetes_io_name="llama"`, " 1")
 }
@@ -314,9 +309,7 @@ func TestGoldenPodLabels(t *testing.T) {
 func TestGoldenHPCJobs(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
-	if err := os.WriteFile(filepath.Join(folder, "0"), []byte("1234\n1235\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "0"), []byte("1234\n1235\n"), 0o600))
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4, sim.T4, sim.T4)}, "--job-mapping-dir="+folder, "--job-label=slurm/job",
 		"--metrics.set=none", "--metrics.include=nvidia_gpu_allocation_info", "--metrics.dcgm", "--metrics.exclude=DCGM_FI_PROF_*,DCGM_FI_DEV_[A-FH-Z]*")
 	w.waitAllocatable(gpuResource, 3)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"google.golang.org/grpc"
@@ -49,17 +50,11 @@ func (rawCodec) Unmarshal(mem.BufferSlice, any) error { return nil }
 // serveRaw responds to methods, named without the service, with these bytes.
 func serveRaw(t *testing.T, socket string, responses map[string][]protoBytes) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	old := time.Now().Add(-time.Hour) // a kubelet with a long uptime is trusted at once
-	if err := os.Chtimes(socket, old, old); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chtimes(socket, old, old))
 	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.ForceServerCodecV2(rawCodec{}),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 			method, _ := grpc.MethodFromServerStream(stream)
@@ -115,9 +110,7 @@ func TestHostileLabels(t *testing.T) {
 	lint(t, "hostile", text)
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for family, labels := range map[string][]string{
 		"nvidia_gpu_energy_joules_total":                    {"namespace", "pod", "container"},
 		"nvidia_gpu_allocation_info":                        {"namespace", "pod", "container", "pod_uid", "label_team"},

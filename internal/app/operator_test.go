@@ -157,9 +157,7 @@ func TestRetirementIsNotStored(t *testing.T) {
 	if newer := operator.TakeOver(dir, slog.Default()); newer != nil {
 		defer newer.Close()
 	}
-	if err := os.RemoveAll(file); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.RemoveAll(file))
 	w.device(dir, cli.ExitOK, "not stored on disk", "", "retire", "0", "--reason=noise")
 	if _, err := os.Stat(file); err == nil {
 		t.Error("the older process has written the file")
@@ -182,18 +180,12 @@ func TestHandOver(t *testing.T) {
 		t.Errorf("handed over: got %s, %v, want the retired device", content, err)
 	}
 	w.device(dir, cli.ExitOK, "loses this change: a newer podgauge process has the state", "", "retire", "1", "--reason=noise")
-	if err := os.Remove(filepath.Join(dir, operator.SocketName)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(filepath.Join(dir, operator.SocketName)))
 	newest, err := net.Listen("unix", filepath.Join(dir, operator.SocketName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	newer.Close()
 	conn, err := newest.Accept() // the older process tries the socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	conn.Close()
 	if content, _ := os.ReadFile(file); strings.Contains(string(content), "noise") {
 		t.Error("the older process has stored its state while the newest runs")

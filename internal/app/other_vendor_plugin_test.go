@@ -7,6 +7,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/test/helpers/deviceplugin"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -21,9 +22,7 @@ func startOtherVendorPlugin(t *testing.T, k *kubelet.Kubelet, resource string, d
 		})
 	}
 	p := deviceplugin.Start(t, filepath.Dir(k.RegistrationSocket()), "foreign.sock", deviceplugin.Behavior{}, list...)
-	if err := p.Register(t.Context(), resource); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Register(t.Context(), resource))
 	program.WaitUntil(t, "the plugin's devices are listed", func() bool {
 		return len(k.State().Resources[resource].Devices) >= len(devices)
 	})

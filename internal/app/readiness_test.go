@@ -14,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // TestProbes checks liveness, which depends on neither driver nor kubelet, and readiness of a process that was ready.
@@ -89,9 +90,7 @@ func TestNewProcessIsNotReadyWithoutKnownGPUs(t *testing.T) {
 			}
 			if file := filepath.Join(dir, state.FileName); c.renamed {
 				content := strings.ReplaceAll(readFile(t, file), second(machine), "GPU-fedc")
-				if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
 			}
 			w := startWithSocketIn(t, dir, testSetup{machine: machine}, c.args...)
 			if c.check == "" {

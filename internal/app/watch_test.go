@@ -15,6 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/web/server"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/test/bufconn"
 )
@@ -65,9 +66,7 @@ func TestShutdownEndsWatches(t *testing.T) {
 		conn := s.watch()
 		defer conn.Close()
 		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		lines := bufio.NewReader(response.Body)
 		for range 40 { // 15 s apart
 			if _, err := lines.ReadString('\n'); err != nil {

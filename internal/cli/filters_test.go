@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/spf13/pflag"
 )
 
@@ -14,9 +15,7 @@ func TestIncidentQuery(t *testing.T) {
 	} {
 		f := pflag.NewFlagSet("", pflag.ContinueOnError)
 		filters := AddIncidentFilters(f)
-		if err := f.Parse(strings.Fields(args)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, f.Parse(strings.Fields(args)))
 		query, err := IncidentQuery(f, filters)
 		got := query.Encode()
 		if err != nil {

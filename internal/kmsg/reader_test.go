@@ -19,6 +19,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"golang.org/x/sys/unix"
 )
 
@@ -377,9 +378,7 @@ func TestFile(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := &readerFixture{T: t, fakeKernelLog: newKernel(), known: map[string]device.GPU{"0000:01:00": "GPU-1"}}
 		var pipe [2]int
-		if err := unix.Pipe2(pipe[:], unix.O_DIRECT|unix.O_CLOEXEC); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, unix.Pipe2(pipe[:], unix.O_DIRECT|unix.O_CLOEXEC))
 		defer unix.Close(pipe[0])
 		write := func(text string) {
 			if _, err := unix.Write(pipe[1], []byte(text)); err != nil {

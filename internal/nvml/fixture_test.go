@@ -16,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 	"go.uber.org/goleak"
 )
@@ -258,9 +259,7 @@ func inChild(t *testing.T, prepare func(dir string) error, body func(t *testing.
 	}
 	t.Parallel()
 	dir := t.TempDir()
-	if err := prepare(dir); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, prepare(dir))
 	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=2m")
 	cmd.Env = append(os.Environ(), childEnv+"="+dir, "LD_LIBRARY_PATH="+filepath.Join(dir, "ld"),
 		nvmltest.EnvScenario+"="+filepath.Join(dir, "scenario"), nvmltest.EnvCalls+"="+filepath.Join(dir, "calls"),

@@ -13,6 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/operator"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // FuzzParseRequest checks that an accepted request has an action, a
@@ -51,9 +52,7 @@ func FuzzParseRequest(f *testing.F) {
 func TestTakeOverRejected(t *testing.T) {
 	dir := program.ShortDir(t)
 	l, err := net.Listen("unix", filepath.Join(dir, operator.SocketName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	older := &http.Server{Handler: http.NotFoundHandler()}
 	go older.Serve(l)
 	defer older.Close()

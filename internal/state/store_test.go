@@ -24,6 +24,7 @@ import (
 	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // fixture is a state folder, and a boot id that the test can change.
@@ -231,9 +232,7 @@ func TestInvalidFile(t *testing.T) {
 	}
 	t.Run("not a file", func(t *testing.T) {
 		s := newFixture(t)
-		if err := os.MkdirAll(s.file(), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(s.file(), 0o700))
 		if _, h, _ := s.open(); !h.Lost {
 			t.Errorf("got %+v, want Lost", h)
 		}
@@ -303,9 +302,7 @@ func TestUnusableFolder(t *testing.T) {
 		if err := store.Wait(ctx); err == nil {
 			t.Error("Wait: got no error")
 		}
-		if err := os.Remove(s.dir); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Remove(s.dir))
 		if err := store.Wait(t.Context()); err != nil || s.err() != nil || s.newLogLines() != 1 {
 			t.Errorf("after the repair: got %v, %v and log %q, want no error and one line", err, s.err(), s.log.String())
 		}
@@ -321,9 +318,7 @@ func TestHandOver(t *testing.T) {
 	s := newFixture(t)
 	s.run(func(t *testing.T, store *state.Store) {
 		store.SaveHealth(fullHistory(), true)
-		if err := store.Wait(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, store.Wait(t.Context()))
 		store.SetHandedOver(true)
 		const newer = "content of the newer process"
 		s.write(s.file(), newer)
@@ -350,9 +345,7 @@ func TestStormIsWrittenOnceASecond(t *testing.T) {
 	s.run(func(t *testing.T, store *state.Store) {
 		synctest.Wait()
 		before, err := os.Stat(s.file())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		hasNewFile := func() bool {
 			after, err := os.Stat(s.file())
 			isNew := err == nil && !os.SameFile(after, before)
@@ -387,9 +380,7 @@ func TestHungDisk(t *testing.T) {
 	t.Parallel()
 	s := newFixture(t)
 	// The file hangs until a process writes.
-	if err := errors.Join(os.Mkdir(s.dir, 0o700), syscall.Mkfifo(s.file(), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(os.Mkdir(s.dir, 0o700), syscall.Mkfifo(s.file(), 0o600)))
 	store, h, _ := s.open()
 	store.SaveHealth(fullHistory(), true)
 	store.End()
@@ -412,15 +403,11 @@ func FuzzOpen(f *testing.F) {
 		f.Add([]byte(content))
 	}
 	full, err := json.Marshal(map[string]any{"version": 1, "health": fullHistory(), "incidents": fullIncidents()})
-	if err != nil {
-		f.Fatal(err)
-	}
+	require.NoError(f, err)
 	f.Add(full)
 	f.Fuzz(func(t *testing.T, content []byte) {
 		s := newFixture(t)
-		if err := os.Mkdir(s.dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Mkdir(s.dir, 0o700))
 		s.write(s.file(), string(content))
 		store, h, all := s.open()
 		store.End()

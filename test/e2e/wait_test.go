@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/test/e2e/node"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // waitTimeout limits waits for conditions that usually take a second or two. measureDurations checks the actual limits.
@@ -14,9 +15,7 @@ var waitTimeout = max(30*time.Second, node.Tolerance()*8*time.Second)
 // must ends the test after an error.
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // expect fails the test after an error, and the test goes on.

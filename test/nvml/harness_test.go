@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // waitTimeout limits all waits; correct code needs far less.
@@ -59,9 +60,7 @@ func library(t *testing.T, without ...string) string {
 		build = func() (string, error) { return Build(t.TempDir(), without...) }
 	}
 	lib, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return lib
 }
 

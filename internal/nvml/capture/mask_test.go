@@ -15,6 +15,7 @@ import (
 	backend "github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/capture"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // fakeDriver answers each call with a text, in strings and in arrays, and with 1; fields are 0, so there are no links.
@@ -115,9 +116,7 @@ func captureDriver(t *testing.T, answer func(*capture.Call) []reflect.Value) (ou
 			SysRoot: dir, ProcRoot: dir, DevRoot: dir,
 			Library: capture.NewTap(nil, answer),
 		}, "v1", &b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		out = b.String()
 	})
 	return out

@@ -11,6 +11,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -18,9 +19,7 @@ import (
 // on.
 func TestRowsAreWellFormed(t *testing.T) {
 	names, err := nvmltest.FieldNames()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	seen := map[string]device.Metric{}
 	last := ""
 	for _, m := range metric.MetricsPerLink() {

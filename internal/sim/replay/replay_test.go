@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/capture"
 	"github.com/podgauge/podgauge/internal/sim/replay"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -38,9 +39,7 @@ func TestDamagedCapture(t *testing.T) {
 		}
 	}
 	f, err := replay.Read(strings.NewReader(begin + `}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	b := nvml.New(nvml.Options{Library: f.Library()})
 	if devices, err := b.Devices(t.Context()); err == nil {
 		t.Errorf("a capture without answers: got %v, want an error", devices)
@@ -57,32 +56,22 @@ func TestHangingCall(t *testing.T) {
 	if _, err := nvmltest.Build(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, "lib"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(filepath.Join(dir, "libnvidia-ml.so.1"), filepath.Join(dir, "lib", "libnvidia-ml.so.1")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "lib"), 0o755))
+	require.NoError(t, os.Rename(filepath.Join(dir, "libnvidia-ml.so.1"), filepath.Join(dir, "lib", "libnvidia-ml.so.1")))
 	scenario := nvmltest.NewScenario(filepath.Join(dir, "scenario"))
-	if err := scenario.Set("gpus 2", "hang nvmlDeviceGetUtilizationRates gpu 0"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, scenario.Set("gpus 2", "hang nvmlDeviceGetUtilizationRates gpu 0"))
 	t.Setenv(nvmltest.EnvScenario, filepath.Join(dir, "scenario"))
 	t.Cleanup(func() { scenario.Clear("hang") })
 
 	options := nvml.Options{DriverRoots: []string{dir}, DevRoot: dir, SysRoot: dir, ProcRoot: dir}
 	var out bytes.Buffer
 	began := time.Now()
-	if err := capture.Run(t.Context(), options, "v1", &out); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, capture.Run(t.Context(), options, "v1", &out))
 	if took := time.Since(began); took > 2*time.Minute {
 		t.Errorf("the capture took %s", took)
 	}
 	f, err := replay.Read(&out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if f.Answers["gpu0 nvmlDeviceGetUtilizationRates"] == nil || f.Answers["gpu1 nvmlDeviceGetPerformanceState"] == nil {
 		t.Fatalf("the capture lacks calls: %d", len(f.Answers))
 	}

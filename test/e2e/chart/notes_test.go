@@ -3,6 +3,8 @@ package chart
 import (
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // TestNotes checks what the notes after the installation say and omit for values.
@@ -55,9 +57,7 @@ func TestNotes(t *testing.T) {
 		`{state: {enabled: false}, web: {metricsOnly: true}}`:                    {lacks: []string{"podgauge status"}},
 	} {
 		_, text, err := renderChart(values)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, want := range notes.has {
 			if !strings.Contains(text, want) {
 				t.Errorf("%s: the notes lack %q:\n%s", values, want, text)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podgauge/podgauge/test/helpers/require"
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
@@ -249,9 +250,7 @@ func checkControllerSelector(t *testing.T, args []string, labels map[string]stri
 func TestLint(t *testing.T) {
 	for _, c := range allCases(t) {
 		vals, err := mergeValues(c.values)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, m := range lint.RunAll(chartDir, vals, "podgauge").Messages {
 			if m.Severity > support.InfoSev || !strings.Contains(m.Err.Error(), "icon") {
 				t.Errorf("%s: %v", c.name, m)

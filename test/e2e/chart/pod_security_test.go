@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/podgauge/podgauge/test/helpers/require"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
 	networking "k8s.io/api/networking/v1"
@@ -15,9 +16,7 @@ import (
 // volumes do, as docs/how-to/install.md and docs/explanation/security.md state; caseRequirements has the other violations.
 func TestPodSecurityLevel(t *testing.T) {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	eachPod(t, func(name string, pod core.PodTemplateSpec) {
 		baseline := api.LevelVersion{Level: api.LevelBaseline, Version: api.LatestVersion()}
 		got := []string{}
@@ -53,9 +52,7 @@ func TestPodSecurityLevel(t *testing.T) {
 // TestControllerSecurityLevel checks that the controller's pods have the level restricted, also with the user id of OpenShift.
 func TestControllerSecurityLevel(t *testing.T) {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, values := range []string{`kubernetes: {events: true}`, `{kubernetes: {events: true}, openshift: {scc: true}}`} {
 		pod := decodeAll[apps.Deployment](t, mustRender(t, values))[0].Spec.Template
 		restricted := api.LevelVersion{Level: api.LevelRestricted, Version: api.LatestVersion()}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podgauge/podgauge/test/helpers/require"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
@@ -330,9 +331,7 @@ func checkConstraints(t *testing.T, scc securityConstraints, pod core.PodSpec) {
 	}
 	for _, v := range pod.Volumes {
 		var kinds map[string]any
-		if err := json.Unmarshal(mustJSON(t, v), &kinds); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, json.Unmarshal(mustJSON(t, v), &kinds))
 		delete(kinds, "name")
 		for kind := range kinds {
 			if !slices.Contains(scc.Volumes, kind) {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
@@ -162,9 +163,7 @@ func (s *clusterFixture) apply(t *testing.T, objects string) {
 // must ends the test after an error.
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // await waits for a condition for at most waitTimeout.

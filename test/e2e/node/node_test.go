@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // TestNsenterThread checks that the thread is never the main thread. The main thread does not end with its goroutine, and would keep
@@ -20,9 +22,7 @@ func TestNsenterThread(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		thread.close()
 	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/bufbuild/protocompile"
 	"github.com/podgauge/podgauge/internal/pods/podpb"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 )
@@ -15,9 +16,7 @@ func TestSchema(t *testing.T) {
 		Resolver: protocompile.WithStandardImports(&protocompile.SourceResolver{ImportPaths: []string{"../../.."}}),
 	}
 	files, err := compiler.Compile(t.Context(), "internal/pods/podpb/pod.proto")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	schema := protodesc.ToFileDescriptorProto(files[0])
 	generated := protodesc.ToFileDescriptorProto(podpb.File_internal_pods_podpb_pod_proto)
 	if !proto.Equal(schema, generated) {

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 func TestParse(t *testing.T) {
@@ -32,9 +34,7 @@ podgauge_collection_begin_timestamp_seconds 1700000000.25
 podgauge_collection_end_timestamp_seconds 1700000000.5
 `
 	got, err := Parse(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	one := containerKey("one")
 	want := MetricsSnapshot{
 		Span: Span{time.Unix(1700000000, 25e7), time.Unix(1700000000, 5e8)}, KubeletUp: true,

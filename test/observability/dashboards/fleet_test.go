@@ -16,6 +16,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 const (
@@ -72,9 +74,7 @@ type fleet struct {
 func (f *fleet) serve(t *testing.T) (nodes []*simNode, exporters map[string]string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(f.scrape)}}
 	server.Start()
 	t.Cleanup(server.Close)
