@@ -16,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testlog"
 )
 
@@ -170,9 +171,7 @@ func (s *fixture) restart(while func()) {
 
 func (s *fixture) must(err error) {
 	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
+	require.NoError(s, err)
 }
 
 // leftSockets returns the plugin's sockets on disk.

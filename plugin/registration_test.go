@@ -347,8 +347,6 @@ func TestResourcesComeAndGo(t *testing.T) {
 		s.inventory.Set(partitioned(2, "3g.40gb"))
 		s.waitCounts("gpu=1 mig-1g.10gb=0 mig-2g.20gb=0 mig-3g.40gb=1")
 		s.poll("the plugin is ready", func() bool { return s.plugin.Ready() == nil })
-		if err := s.plugin.Alive(); err != nil {
-			t.Error(err)
-		}
+		s.must(s.plugin.Alive())
 	})
 }

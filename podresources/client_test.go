@@ -17,6 +17,7 @@ import (
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/podresources"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -268,9 +269,7 @@ func TestLateKubelet(t *testing.T) {
 		k.setPods(newPod("one", "a"))
 		k.start(0)
 		k.wantListed("a", "one")
-		if err := k.client.Ready(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, k.client.Ready())
 	})
 }
 

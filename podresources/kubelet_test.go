@@ -26,18 +26,14 @@ func TestResourcesOfPod(t *testing.T) {
 	k := background.Kubelet(t, kubelet.Options{
 		Dir: filepath.Join(background.Dir(t), "100% ü?#"), RunningSince: time.Now().Add(-time.Hour), ReadPodsAtOnce: true,
 	})
-	must := func(err error) {
-		t.Helper()
-		require.NoError(t, err)
-	}
 	client, err := podresources.New(k.PodResourcesSocket(), podresources.Options{
 		Allocations: &pubsub.Value[allocation.Snapshot]{}, Devices: ownDevices(),
 		ClaimedDevice: func(claim allocation.Claim) (device.ID, bool) { return "b", claim.Device == "gpu-1" },
 	})
-	must(err)
+	require.NoError(t, err)
 	defer client.Close()
 	claimed := kubelet.ClaimedDevice{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-1", CDI: []string{"x/y=gpu-1"}}
-	must(k.RunPod(ctx, kubelet.PodSpec{
+	require.NoError(t, k.RunPod(ctx, kubelet.PodSpec{
 		Namespace: "team", Name: "one", ExclusiveCPUs: []int64{2},
 		Containers: []kubelet.ContainerSpec{{
 			Name: "main", ExclusiveCPUs: []int64{4, 3},
@@ -59,6 +55,6 @@ func TestResourcesOfPod(t *testing.T) {
 		if got := fmt.Sprintf("%+v", a.Resources.Allocated); a.Err != nil || got != want || stateOf(a, "b") != "one" {
 			t.Errorf("resources: got\n%s\nwant\n%s\n%v", got, want, a.Err)
 		}
-		must(k.Restart(ctx, nil))
+		require.NoError(t, k.Restart(ctx, nil))
 	}
 }

@@ -22,21 +22,17 @@ import (
 func driverWithoutLibraries(t *testing.T) (flags []string, show func()) {
 	t.Helper()
 	root := t.TempDir()
-	must := func(err error) {
-		t.Helper()
-		require.NoError(t, err)
-	}
-	must(os.Mkdir(filepath.Join(root, "dev"), 0o755))
+	require.NoError(t, os.Mkdir(filepath.Join(root, "dev"), 0o755))
 	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia-fs0", "nvidia0"} {
-		must(unix.Mknod(filepath.Join(root, "dev", name), unix.S_IFCHR|0o666, 0)) // device number 0:0 needs no privileges
+		require.NoError(t, unix.Mknod(filepath.Join(root, "dev", name), unix.S_IFCHR|0o666, 0)) // device number 0:0 needs no privileges
 	}
 	hidden := filepath.Join(root, "hidden")
-	must(os.MkdirAll(hidden, 0o755))
+	require.NoError(t, os.MkdirAll(hidden, 0o755))
 	for _, name := range []string{"libcuda.so.580.95.05", "libnvidia-ml.so.580.95.05"} {
-		must(os.WriteFile(filepath.Join(hidden, name), nil, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(hidden, name), nil, 0o755))
 	}
-	must(os.Mkdir(filepath.Join(root, "usr"), 0o755))
-	show = func() { must(os.Rename(hidden, filepath.Join(root, "usr/lib64"))) }
+	require.NoError(t, os.Mkdir(filepath.Join(root, "usr"), 0o755))
+	show = func() { require.NoError(t, os.Rename(hidden, filepath.Join(root, "usr/lib64"))) }
 	return []string{"--driver-root=/host", "--driver-root-ctr-path=" + root}, show
 }
 
@@ -52,9 +48,7 @@ func (w *testApp) allocateResponse() (classes []string, envs map[string]string) 
 		w.t.Fatalf("checkpoint: %v, %s", err, text)
 	}
 	resp := &api.ContainerAllocateResponse{}
-	if err := proto.Unmarshal(stored.Data.PodDeviceEntries[0].AllocResp, resp); err != nil {
-		w.t.Fatal(err)
-	}
+	require.NoError(w.t, proto.Unmarshal(stored.Data.PodDeviceEntries[0].AllocResp, resp))
 	for _, d := range resp.CdiDevices {
 		class, _, _ := strings.Cut(strings.TrimPrefix(d.Name, "k8s.device-plugin.nvidia.com/"), "=")
 		classes = append(classes, class)

@@ -31,16 +31,9 @@ func newFakeProcFS(t *testing.T, hidden bool) *fakeProcFS {
 	if hidden {
 		namespace = "pid:[4026532621]"
 	}
-	p.must(os.MkdirAll(filepath.Join(p.root, "self", "ns"), 0o755))
-	p.must(os.Symlink(namespace, filepath.Join(p.root, "self", "ns", "pid")))
+	require.NoError(p.t, os.MkdirAll(filepath.Join(p.root, "self", "ns"), 0o755))
+	require.NoError(p.t, os.Symlink(namespace, filepath.Join(p.root, "self", "ns", "pid")))
 	return p
-}
-
-func (p *fakeProcFS) must(err error) {
-	p.t.Helper()
-	if err != nil {
-		p.t.Fatal(err)
-	}
 }
 
 // addContainerProcess adds a process of a container, in the form of cgroup v2 and the systemd driver.
@@ -53,17 +46,15 @@ func (p *fakeProcFS) addContainerProcess(pid uint32, uid, container string) {
 func (p *fakeProcFS) addProcess(pid uint32, cgroup string) {
 	p.t.Helper()
 	dir := filepath.Join(p.root, fmt.Sprint(pid))
-	p.must(os.Mkdir(dir, 0o755))
-	p.must(os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::"+cgroup+"\n"), 0o600))
+	require.NoError(p.t, os.Mkdir(dir, 0o755))
+	require.NoError(p.t, os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::"+cgroup+"\n"), 0o600))
 }
 
 // runProcess runs a process of a pod's container on its allocated GPU.
 func (w *testApp) runProcess(p *fakeProcFS, pid uint32, owner kubelet.PodSpec, bytes, sm float64) {
 	w.t.Helper()
 	status, err := w.kubelet.Pod(owner)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	require.NoError(w.t, err)
 	p.addContainerProcess(pid, status.UID, status.Containers[0].ID)
 	w.machine.StartProcess(device.AdvertisedID(status.Containers[0].Devices[0].ID).Device(), pid, bytes, sm)
 }

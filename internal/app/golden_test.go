@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"go.uber.org/goleak"
 )
@@ -84,14 +85,10 @@ func (w *testApp) checkScrape(state, begins, ends string) {
 	file := filepath.Join("testdata", state+".prom")
 	if *update {
 		text = w.stableScrape()
-		if err := os.WriteFile(file, w.maskTimes(text), 0o644); err != nil {
-			w.t.Fatal(err)
-		}
+		require.NoError(w.t, os.WriteFile(file, w.maskTimes(text), 0o644))
 	}
 	want, err := os.ReadFile(file)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	require.NoError(w.t, err)
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
 	for end := time.Now().Add(waitTimeout); !w.t.Failed() && !bytes.Equal(w.maskTimes(text), want) && time.Now().Before(end); <-poll.C {

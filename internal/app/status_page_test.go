@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // Patterns of elements that differ between runs: times, and the lines of the last half hour.
@@ -43,9 +45,7 @@ func (w *testApp) checkPage(state string) {
 				page, lastChange = next, time.Now()
 			}
 		}
-		if err := os.WriteFile(file, []byte(page), 0o644); err != nil {
-			w.t.Fatal(err)
-		}
+		require.NoError(w.t, os.WriteFile(file, []byte(page), 0o644))
 	}
 	got, want := w.getPage(), readFile(w.t, file)
 	for end := time.Now().Add(waitTimeout); got != want && time.Now().Before(end); <-poll.C {

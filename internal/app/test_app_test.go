@@ -171,9 +171,7 @@ func startApp(t *testing.T, s testSetup, args ...string) (w *testApp, status cha
 
 // reload sends the signal that makes podgauge read its config.
 func (w *testApp) reload() {
-	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
-		w.t.Fatal(err)
-	}
+	require.NoError(w.t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
 }
 
 func (w *testApp) startKubelet() { w.stopKubelet = background.Run(w.t, w.kubelet.Run) }
@@ -221,23 +219,17 @@ func (w *testApp) waitCounted(res string, n int) {
 func (w *testApp) get(path, host string, headers ...string) (int, string) {
 	w.t.Helper()
 	r, err := http.NewRequestWithContext(w.t.Context(), http.MethodGet, w.url+path, http.NoBody)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	require.NoError(w.t, err)
 	r.Host = host
 	for _, line := range headers {
 		name, value, _ := strings.Cut(line, ": ")
 		r.Header.Set(name, value)
 	}
 	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	require.NoError(w.t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	require.NoError(w.t, err)
 	return resp.StatusCode, string(body)
 }
 
@@ -314,9 +306,7 @@ func (w *testApp) runPodOn(p kubelet.PodSpec, on ...device.ID) {
 	w.scrape("text/plain") // finds the owners: allocations without an owner end ten seconds late
 	for _, f := range fillers {
 		status, err := w.kubelet.Pod(f)
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		require.NoError(w.t, err)
 		if slices.Contains(on, device.AdvertisedID(status.Containers[0].Devices[0].ID).Device()) {
 			w.deletePod(f)
 		} else {
@@ -332,9 +322,7 @@ func (w *testApp) runPodOn(p kubelet.PodSpec, on ...device.ID) {
 // runPod runs a pod.
 func (w *testApp) runPod(p kubelet.PodSpec) {
 	w.t.Helper()
-	if err := w.tryRunPod(p); err != nil {
-		w.t.Fatal(err)
-	}
+	require.NoError(w.t, w.tryRunPod(p))
 }
 
 func (w *testApp) tryRunPod(p kubelet.PodSpec) error {
@@ -345,9 +333,7 @@ func (w *testApp) tryRunPod(p kubelet.PodSpec) error {
 
 func (w *testApp) deletePod(p kubelet.PodSpec) {
 	w.t.Helper()
-	if err := w.kubelet.DeletePod(p); err != nil {
-		w.t.Fatal(err)
-	}
+	require.NoError(w.t, w.kubelet.DeletePod(p))
 }
 
 func gpuPod(namespace, name string, gpus int) kubelet.PodSpec {

@@ -51,9 +51,7 @@ func (s *watchServer) watch() net.Conn {
 	if err == nil {
 		_, err = io.WriteString(conn, "GET /api/v1/node?watch HTTP/1.1\r\nHost: node-a\r\n\r\n")
 	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	return conn
 }
 

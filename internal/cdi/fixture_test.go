@@ -13,6 +13,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/cdi"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
@@ -83,9 +84,7 @@ func (s *writerFixture) advance(d time.Duration) {
 
 func (s *writerFixture) must(err error) {
 	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
+	require.NoError(s, err)
 }
 
 func (s *writerFixture) touch(name string) {

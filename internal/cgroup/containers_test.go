@@ -10,6 +10,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/cgroup"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 const (
@@ -236,6 +237,6 @@ func TestOuterContainerComesFirst(t *testing.T) {
 	s.wantOwner(s.newLocator(), 5, infer, train, infer)
 	s.addLogLink(train, idA)
 	s.wantOwner(s.newLocator(), 5, train, train, infer) // an inner container cannot imitate another pod
-	s.must(os.Remove(s.logs + "/infer_web_main-" + idB + ".log"))
+	require.NoError(s.t, os.Remove(s.logs+"/infer_web_main-"+idB+".log"))
 	s.wantOwner(s.newLocator(), 5, noOwner, infer)
 }

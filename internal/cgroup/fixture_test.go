@@ -10,6 +10,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/cgroup"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // Identities of the test pods.
@@ -43,29 +44,22 @@ func newProcFixture(t testing.TB) *procFixture {
 	dir := t.TempDir()
 	s := &procFixture{t: t, proc: dir + "/proc", pods: dir + "/pods", logs: dir + "/containers"}
 	for _, d := range []string{s.proc, s.pods, s.logs} {
-		s.must(os.Mkdir(d, 0o755))
+		require.NoError(s.t, os.Mkdir(d, 0o755))
 	}
 	s.setSelf(selfPID, nodePIDs, "")
 	return s
 }
 
-func (s *procFixture) must(err error) {
-	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-}
-
 // setSelf sets the process and pid namespace of the Locator.
 func (s *procFixture) setSelf(pid int, pids, cgroup string) {
 	s.t.Helper()
-	s.must(os.RemoveAll(s.proc + "/self"))
+	require.NoError(s.t, os.RemoveAll(s.proc+"/self"))
 	s.addProcess(uint32(pid), cgroup)
 	dir := filepath.Join(s.proc, strconv.Itoa(pid), "ns")
-	s.must(os.RemoveAll(dir))
-	s.must(os.Mkdir(dir, 0o755))
-	s.must(os.Symlink(pids, dir+"/pid"))
-	s.must(os.Symlink(strconv.Itoa(pid), s.proc+"/self"))
+	require.NoError(s.t, os.RemoveAll(dir))
+	require.NoError(s.t, os.Mkdir(dir, 0o755))
+	require.NoError(s.t, os.Symlink(pids, dir+"/pid"))
+	require.NoError(s.t, os.Symlink(strconv.Itoa(pid), s.proc+"/self"))
 }
 
 func (s *procFixture) options() cgroup.Options {
@@ -79,8 +73,8 @@ func (s *procFixture) newLocator() *cgroup.Locator { return cgroup.New(s.options
 func (s *procFixture) addProcess(pid uint32, file string) {
 	s.t.Helper()
 	dir := filepath.Join(s.proc, strconv.Itoa(int(pid)))
-	s.must(os.MkdirAll(dir, 0o755))
-	s.must(os.WriteFile(dir+"/cgroup", []byte(file), 0o644))
+	require.NoError(s.t, os.MkdirAll(dir, 0o755))
+	require.NoError(s.t, os.WriteFile(dir+"/cgroup", []byte(file), 0o644))
 }
 
 // addLogLink adds the kubelet's link of a container, without the target, as in
@@ -89,16 +83,16 @@ func (s *procFixture) addLogLink(o allocation.Owner, id string) {
 	s.t.Helper()
 	name := o.Pod + "_" + o.Namespace + "_" + o.Container + "-" + id
 	name = name[:min(len(name), 251)] + ".log" // pkg/kubelet/kuberuntime/legacy.go
-	s.must(os.Symlink("/nowhere/0.log", filepath.Join(s.logs, name)))
+	require.NoError(s.t, os.Symlink("/nowhere/0.log", filepath.Join(s.logs, name)))
 }
 
 // addPodDirs adds the kubelet's folders of a pod's containers.
 func (s *procFixture) addPodDirs(o allocation.Owner, uid string, containers ...string) {
 	s.t.Helper()
 	dir := filepath.Join(s.pods, o.Namespace+"_"+o.Pod+"_"+uid)
-	s.must(os.MkdirAll(dir, 0o755))
+	require.NoError(s.t, os.MkdirAll(dir, 0o755))
 	for _, c := range containers {
-		s.must(os.MkdirAll(filepath.Join(dir, c), 0o755))
+		require.NoError(s.t, os.MkdirAll(filepath.Join(dir, c), 0o755))
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 func longOwner(pod int) allocation.Owner {
@@ -38,10 +39,10 @@ func TestOwnerNames(t *testing.T) {
 		}
 	}
 	file := func(name string) func(*procFixture) {
-		return func(s *procFixture) { s.must(os.WriteFile(s.pods+name, nil, 0o644)) }
+		return func(s *procFixture) { require.NoError(s.t, os.WriteFile(s.pods+name, nil, 0o644)) }
 	}
-	noLogs := func(s *procFixture) { s.must(os.RemoveAll(s.logs)) }
-	noPods := func(s *procFixture) { s.must(os.RemoveAll(s.pods)) }
+	noLogs := func(s *procFixture) { require.NoError(s.t, os.RemoveAll(s.logs)) }
+	noPods := func(s *procFixture) { require.NoError(s.t, os.RemoveAll(s.pods)) }
 	for _, c := range []struct {
 		name    string
 		prepare func(s *procFixture)
@@ -79,10 +80,10 @@ func TestOwnerNames(t *testing.T) {
 				"-" + idA + ".log", "x-" + idA + ".log", "a_b-" + idA + ".log", "a_b_-" + idA + ".log",
 				"a_b_c_d-" + idA + ".log", "\xff", "é\n_\"_'-" + idB + ".log",
 			} {
-				s.must(os.WriteFile(s.logs+"/"+name, nil, 0o644))
+				require.NoError(s.t, os.WriteFile(s.logs+"/"+name, nil, 0o644))
 			}
 			for _, name := range []string{"_", "ml_", "_train-0_", "a_b_c_", "\xff\xff_", ""} {
-				s.must(os.Mkdir(s.pods+"/"+name+uid, 0o755))
+				require.NoError(s.t, os.Mkdir(s.pods+"/"+name+uid, 0o755))
 			}
 			s.addLogLink(train, idA)
 		}, all, train},
@@ -106,8 +107,8 @@ func TestProcessesWithoutContainer(t *testing.T) {
 	s.addProcess(6, "0::/system.slice/nvidia-persistenced.service\n")
 	s.addProcess(7, "")
 	s.addProcess(8, cgroupFileA)
-	s.must(os.Remove(s.proc + "/8/cgroup"))
-	s.must(os.Mkdir(s.proc+"/8/cgroup", 0o755))
+	require.NoError(s.t, os.Remove(s.proc+"/8/cgroup"))
+	require.NoError(s.t, os.Mkdir(s.proc+"/8/cgroup", 0o755))
 	for _, pid := range []uint32{0, 6, 7, 8, 10, 1<<32 - 1} {
 		s.wantOwner(s.newLocator(), pid, noOwner, train)
 	}
@@ -125,7 +126,7 @@ func TestMovedProcess(t *testing.T) {
 	s.wantOwner(l, 5, noOwner, train, infer) // read once per collection
 	l.Sweep()
 	s.wantOwner(l, 5, train, train, infer)
-	s.must(os.RemoveAll(s.proc + "/5"))
+	require.NoError(s.t, os.RemoveAll(s.proc+"/5"))
 	s.wantOwner(l, 5, train, train, infer)
 	l.Sweep()
 	s.wantOwner(l, 5, noOwner, train, infer)
@@ -187,7 +188,7 @@ func TestNamesAppear(t *testing.T) {
 	s := newProcFixture(t)
 	s.addProcess(5, cgroupFileA)
 	s.addProcess(6, cgroupFileB)
-	s.must(os.Remove(s.logs))
+	require.NoError(s.t, os.Remove(s.logs))
 	bubble.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		o := s.options()
@@ -204,7 +205,7 @@ func TestNamesAppear(t *testing.T) {
 		s.addPodDirs(train, uid, "main", "side")
 		s.wantOwner(l, 5, train, train) // by the pod
 		l.Sweep()
-		s.must(os.Mkdir(s.logs, 0o755))
+		require.NoError(s.t, os.Mkdir(s.logs, 0o755))
 		s.addLogLink(side, idA)
 		s.addLogLink(infer, idB)
 		time.Sleep(time.Second - time.Millisecond)
@@ -216,7 +217,7 @@ func TestNamesAppear(t *testing.T) {
 		s.wantOwner(l, 5, side, train, side)
 		s.wantOwner(l, 6, infer, infer) // from the same listing
 
-		s.must(os.RemoveAll(s.logs))
+		require.NoError(s.t, os.RemoveAll(s.logs))
 		for range 10 {
 			time.Sleep(time.Hour)
 			s.wantOwner(l, 5, side, train, side)

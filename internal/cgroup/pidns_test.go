@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/cgroup"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 func TestVisible(t *testing.T) {
@@ -106,7 +107,7 @@ func TestVisible(t *testing.T) {
 // TestNoProc has no /proc.
 func TestNoProc(t *testing.T) {
 	s := newProcFixture(t)
-	s.must(os.RemoveAll(s.proc))
+	require.NoError(s.t, os.RemoveAll(s.proc))
 	l := s.newLocator()
 	if l.Visible() {
 		t.Error("Visible without /proc: got true, want false")

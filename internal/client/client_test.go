@@ -204,16 +204,12 @@ type fakeProcess struct {
 func newFakeProc(t *testing.T, processes ...fakeProcess) string {
 	t.Helper()
 	dir := t.TempDir()
-	must := func(err error) {
-		t.Helper()
-		require.NoError(t, err)
-	}
 	for _, p := range processes {
 		process := filepath.Join(dir, p.name)
-		must(os.MkdirAll(filepath.Join(process, "ns"), 0o755))
-		must(os.Symlink("/bin/"+p.exe, filepath.Join(process, "exe")))
-		must(os.Symlink(p.mountNS, filepath.Join(process, "ns/mnt")))
-		must(os.WriteFile(filepath.Join(process, "cmdline"), []byte(strings.Join(p.argv, "\x00")+"\x00"), 0o600))
+		require.NoError(t, os.MkdirAll(filepath.Join(process, "ns"), 0o755))
+		require.NoError(t, os.Symlink("/bin/"+p.exe, filepath.Join(process, "exe")))
+		require.NoError(t, os.Symlink(p.mountNS, filepath.Join(process, "ns/mnt")))
+		require.NoError(t, os.WriteFile(filepath.Join(process, "cmdline"), []byte(strings.Join(p.argv, "\x00")+"\x00"), 0o600))
 	}
 	return dir
 }

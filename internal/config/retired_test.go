@@ -1,7 +1,6 @@
 package config
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 	"github.com/podgauge/podgauge/test/helpers/testlog"
@@ -89,9 +89,7 @@ func TestWatchRetired(t *testing.T) {
 		seen := 0 // of the log
 		mountConfigMap(t, dir, RetiredFile, "retired: 5\n")
 		w := NewRetiredWatcher(filepath.Join(dir, RetiredFile), &retired, log.Logger())
-		ended := make(chan error)
-		ctx, stop := context.WithCancel(t.Context())
-		go func() { ended <- w.Run(ctx) }() // ends with stop
+		defer background.Run(t, w.Run)()
 		check := func(step, want, logged string) {
 			t.Helper()
 			time.Sleep(2100 * time.Millisecond)
@@ -120,8 +118,6 @@ func TestWatchRetired(t *testing.T) {
 		check("still invalid", "noisy fan (alice, 2026-11-20)", "")
 		require.NoError(t, os.Remove(filepath.Join(dir, RetiredFile)))
 		check("removed", "", "devices=0")
-		stop()
-		require.NoError(t, <-ended)
 	})
 }
 

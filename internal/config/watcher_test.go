@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"context"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -39,14 +39,8 @@ func watch(t *testing.T, dir string, env map[string]string, test func(w *running
 		require.NoError(t, err)
 		w := &runningWatcher{t: t, reload: make(chan os.Signal)}
 		w.Watcher = NewWatcher(b, first, WatcherOptions{Settings: &w.settings, Reload: w.reload, Log: slog.New(slog.NewTextHandler(w, nil))})
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- w.Run(ctx) }() // ends with stop
+		defer background.Run(t, w.Run)()
 		test(w)
-		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
 	})
 }
 

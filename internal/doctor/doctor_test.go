@@ -21,6 +21,7 @@ import (
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin/response"
+	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"go.uber.org/goleak"
 )
@@ -40,9 +41,7 @@ type doctorFixture struct {
 
 func newDoctorFixture(t *testing.T) *doctorFixture {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "doctor") // sockets need a short name
-	require.NoError(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := background.Dir(t)
 	s := &doctorFixture{T: t, dir: dir, env: map[string]string{}}
 	s.driver = &fakeDriverProbe{
 		devices: []device.Device{{ID: "GPU-a", GPU: "GPU-a", Minor: 0}, {ID: "GPU-b", GPU: "GPU-b", Minor: 1}, {ID: "MIG-c", GPU: "GPU-b", Minor: 1}},
@@ -75,17 +74,10 @@ func (s *doctorFixture) serveReady(status int, body string) {
 	s.ReadyURL = server.URL
 }
 
-func (s *doctorFixture) must(err error) {
-	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
-}
-
 func (s *doctorFixture) mkdir(name string) string {
 	s.Helper()
 	path := filepath.Join(s.dir, name)
-	s.must(os.MkdirAll(path, 0o755))
+	require.NoError(s, os.MkdirAll(path, 0o755))
 	return path
 }
 
@@ -96,13 +88,13 @@ func (s *doctorFixture) writeMounts(points ...string) {
 	for i, point := range points {
 		fmt.Fprintf(&text, "%d 1 0:%d / %s rw,relatime shared:1 - ext4 /dev/vda rw\n", 20+i, i, strings.ReplaceAll(point, " ", `\040`))
 	}
-	s.must(os.WriteFile(filepath.Join(s.mkdir("proc/self"), "mountinfo"), []byte(text.String()), 0o600))
+	require.NoError(s, os.WriteFile(filepath.Join(s.mkdir("proc/self"), "mountinfo"), []byte(text.String()), 0o600))
 }
 
 // writeRuntimeConfig writes a config of NVIDIA's container runtime below the node's root.
 func (s *doctorFixture) writeRuntimeConfig(folder, text string) {
 	s.Helper()
-	s.must(os.WriteFile(filepath.Join(s.mkdir("host/"+folder), "config.toml"), []byte(text), 0o600))
+	require.NoError(s, os.WriteFile(filepath.Join(s.mkdir("host/"+folder), "config.toml"), []byte(text), 0o600))
 }
 
 // mountInContainer simulates a container with these mounted directories of the node.
@@ -113,24 +105,21 @@ func (s *doctorFixture) mountInContainer(points ...string) {
 // startKubelet runs the kubelet until the test ends.
 func (s *doctorFixture) startKubelet() {
 	s.Helper()
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- s.kubelet.Run(ctx) }()
-	s.Cleanup(func() { stop(); s.must(<-ended) })
-	s.must(s.kubelet.Wait(s.Context(), func(k kubelet.KubeletState) bool { return k.Serving && k.PodsRead }))
+	background.Run(s, s.kubelet.Run)
+	require.NoError(s, s.kubelet.Wait(s.Context(), func(k kubelet.KubeletState) bool { return k.Serving && k.PodsRead }))
 }
 
 // listenOn listens on a socket without a response. If listening is false, only the socket file remains.
 func (s *doctorFixture) listenOn(path string, listening bool) {
 	s.Helper()
-	s.must(os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(s, os.MkdirAll(filepath.Dir(path), 0o755))
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	s.must(err)
+	require.NoError(s, err)
 	l.SetUnlinkOnClose(false)
 	if listening {
 		s.Cleanup(func() { l.Close() })
 	} else {
-		s.must(l.Close())
+		require.NoError(s, l.Close())
 	}
 }
 
@@ -350,13 +339,13 @@ var folderCases = []findingCase{
 	{check: "state", status: doctor.StatusFailure, message: "read-only file system", fix: "readOnly", change: func(s *doctorFixture) { s.files.errs[s.StateDir] = syscall.EROFS }},
 	{check: "state", status: doctor.StatusFailure, message: "is not a folder", fix: "folder", change: func(s *doctorFixture) {
 		s.StateDir = filepath.Join(s.dir, "file")
-		s.must(os.WriteFile(s.StateDir, nil, 0o600))
+		require.NoError(s, os.WriteFile(s.StateDir, nil, 0o600))
 	}},
 
 	{check: "cdi", status: doctor.StatusSkipped, message: "no device list strategy", change: func(s *doctorFixture) { s.CDIDir = "" }},
 	{check: "cdi", status: doctor.StatusOK, message: "is writable", change: func(s *doctorFixture) { // through a link, like /var/run
 		link := filepath.Join(s.dir, "run")
-		s.must(os.Symlink(s.CDIDir, link))
+		require.NoError(s, os.Symlink(s.CDIDir, link))
 		s.mountInContainer(s.CDIDir)
 		s.CDIDir = link
 	}},
@@ -369,7 +358,7 @@ var folderCases = []findingCase{
 func TestMounts(t *testing.T) {
 	s := newDoctorFixture(t)
 	dir, err := filepath.EvalSymlinks(s.dir)
-	s.must(err)
+	require.NoError(s, err)
 	for _, name := range []string{"lib/kub/x", "lib/kubelet", "a b/c", "etc"} {
 		s.mkdir(name)
 	}
@@ -393,7 +382,7 @@ func TestMounts(t *testing.T) {
 func TestHostFiles(t *testing.T) {
 	s := newDoctorFixture(t)
 	s.Files, s.KernelLog, s.DevRoot = nil, "/dev/null", s.dir
-	s.must(os.WriteFile(filepath.Join(s.mkdir("dev"), "nvidiactl"), nil, 0o600))
+	require.NoError(s, os.WriteFile(filepath.Join(s.mkdir("dev"), "nvidiactl"), nil, 0o600))
 	if f := s.finding("kernel log"); f.Status != doctor.StatusOK {
 		t.Errorf("device node: got %+v", f)
 	}

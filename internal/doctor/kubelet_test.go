@@ -10,6 +10,7 @@ import (
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/test/helpers/deviceplugin"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -32,11 +33,11 @@ var kubeletCases = []findingCase{
 		s.mountInContainer(s.DevicePluginDir, s.kubelet.RegistrationSocket())
 	}},
 	{check: "registration", status: doctor.StatusFailure, message: "is not a socket", noKubelet: true, change: func(s *doctorFixture) {
-		s.must(os.WriteFile(filepath.Join(s.mkdir("kubelet/device-plugins"), "kubelet.sock"), nil, 0o600))
+		require.NoError(s, os.WriteFile(filepath.Join(s.mkdir("kubelet/device-plugins"), "kubelet.sock"), nil, 0o600))
 	}},
 
 	{check: "pod resources", status: doctor.StatusOK, message: "the kubelet lists 1 pod", change: func(s *doctorFixture) {
-		s.must(s.kubelet.RunPod(s.Context(), kubelet.PodSpec{Name: "train", Containers: []kubelet.ContainerSpec{{Name: "main"}}}))
+		require.NoError(s, s.kubelet.RunPod(s.Context(), kubelet.PodSpec{Name: "train", Containers: []kubelet.ContainerSpec{{Name: "main"}}}))
 	}},
 	{check: "pod resources", status: doctor.StatusFailure, message: "no such file", fix: "--kubelet-dir", noKubelet: true, change: func(*doctorFixture) {}},
 	{check: "pod resources", status: doctor.StatusFailure, message: "no response within", fix: "journalctl", change: func(s *doctorFixture) {
@@ -98,8 +99,8 @@ func (s *doctorFixture) register(socketPrefix, resource string, ids ...string) {
 	s.Helper()
 	socket := socketPrefix + strings.ReplaceAll(resource, "/", "_") + ".sock"
 	plugin := deviceplugin.Start(s, s.DevicePluginDir, socket, deviceplugin.Behavior{}, deviceplugin.Healthy(ids...)...)
-	s.must(plugin.Register(s.Context(), resource))
-	s.must(s.kubelet.Wait(s.Context(), func(k kubelet.KubeletState) bool { return k.Resources[resource].Allocatable == len(ids) }))
+	require.NoError(s, plugin.Register(s.Context(), resource))
+	require.NoError(s, s.kubelet.Wait(s.Context(), func(k kubelet.KubeletState) bool { return k.Resources[resource].Allocatable == len(ids) }))
 }
 
 // startDRADriver listens on a socket of a DRA driver, or leaves the socket of one that ended.
@@ -111,7 +112,7 @@ func (s *doctorFixture) startDRADriver(socket string, listening bool) {
 func (s *doctorFixture) runClaimingPod(name, driver, claim string) {
 	s.Helper()
 	devices := []kubelet.ClaimedDevice{{Driver: driver, Pool: "node-a", Device: "gpu-0"}}
-	s.must(s.kubelet.RunPod(s.Context(), kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{
+	require.NoError(s, s.kubelet.RunPod(s.Context(), kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{
 		{Name: "main", Claims: []kubelet.ClaimSpec{{Name: claim, Devices: devices}}},
 	}}))
 }

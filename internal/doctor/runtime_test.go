@@ -5,6 +5,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/plugin/response"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // defaultRuntimeConfig is the file that nvidia-ctk writes: values in comments are defaults.
@@ -24,7 +25,7 @@ var runtimeCases = []findingCase{
 	{check: "runtime", status: doctor.StatusOK, message: "host/etc/nvidia-container-runtime/config.toml: containers cannot choose", change: func(*doctorFixture) {}},
 	{check: "runtime", status: doctor.StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
 	{check: "runtime", status: doctor.StatusSkipped, message: "unknown: etc/nvidia-container-runtime/config.toml of the node is not visible", change: func(s *doctorFixture) {
-		s.must(os.RemoveAll(s.dir + "/host"))
+		require.NoError(s, os.RemoveAll(s.dir+"/host"))
 	}},
 	{check: "runtime", status: doctor.StatusSkipped, message: "unknown", change: func(s *doctorFixture) { s.mountInContainer() }},
 	{check: "runtime", status: doctor.StatusOK, message: "cannot choose", change: func(s *doctorFixture) { s.mountInContainer(s.dir + "/host") }},

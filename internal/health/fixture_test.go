@@ -15,6 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/helpers/background"
 )
 
 // monitorFixture is a running Monitor of a simulated machine.
@@ -79,14 +80,9 @@ func startMonitor(t *testing.T, m *sim.Machine, wrap func(device.Backend) device
 		set(w)
 	}
 	w.monitor = health.NewMonitor(b, w.readers, &w.inventory, w.options)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- w.monitor.Run(ctx) }()
+	end := background.Run(t, w.monitor.Run)
 	w.stop = func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		end()
 		m.ReleaseHangs()
 		if !w.monitor.Drain(context.Background()) || !w.readers.Drain(context.Background()) {
 			t.Error("Drain: got false, want no running calls")

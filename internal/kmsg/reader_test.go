@@ -19,6 +19,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"golang.org/x/sys/unix"
 )
@@ -142,17 +143,11 @@ func runTest(t *testing.T, script string) {
 		for _, gpu := range []string{"1", "2"} {
 			s.script("list " + gpu)
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
 		before, after, _ := strings.Cut(script, "run;")
 		s.script(before)
-		go func() { ended <- s.Reader.Run(ctx) }() // ends with ctx
+		defer background.Run(t, s.Reader.Run)()
 		synctest.Wait()
 		s.script(after)
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
 	})
 }
 
@@ -356,11 +351,9 @@ func TestReportTimes(t *testing.T) {
 			}
 			s.times = nil
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
 		s.script("past 20m 1 95; past 30m 2 95; past 2h 1 64") // the log's clock is an hour ahead
 		begun := time.Now()
-		go func() { ended <- s.Reader.Run(ctx) }()
+		defer background.Run(t, s.Reader.Run)()
 		wants("historical records", s.bootedAt.Add(20*time.Minute), begun)
 		s.script("list 2")
 		wants("a GPU listed later", s.bootedAt.Add(30*time.Minute))
@@ -368,8 +361,6 @@ func TestReportTimes(t *testing.T) {
 		wants("next read", time.Now())
 		s.script("past 1m 1 79") // the log's clock is behind
 		wants("next read by another clock", time.Now())
-		cancel()
-		<-ended
 	})
 }
 
@@ -387,9 +378,7 @@ func TestFile(t *testing.T) {
 		}
 		s.Reader = NewReader(fmt.Sprintf("/proc/self/fd/%d", pipe[0]), s, slog.New(slog.NewTextHandler(s, nil)))
 		write("4,1,5,-;" + xidLine("1", "95") + "\n")
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- s.Reader.Run(ctx) }()
+		defer background.Run(t, s.Reader.Run)()
 		s.script("want GPU-1 95 check past")
 		write("4,2,6,-;" + xidLine("1", "79") + "\n")
 		write("4,3,7,-;" + strings.Repeat("x", 4000) + "\n")
@@ -397,8 +386,6 @@ func TestFile(t *testing.T) {
 		s.script("want GPU-1 79 reset, GPU-1 48 reset")
 		unix.Close(pipe[1])
 		s.script("1m; log 1 cannot read kernel log")
-		cancel()
-		<-ended
 	})
 }
 

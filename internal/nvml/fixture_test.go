@@ -136,9 +136,7 @@ func (s *fixture) sendEvent(gpu int, what string) { s.Helper(); s.must(s.machine
 
 func (s *fixture) must(err error) {
 	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
+	require.NoError(s, err)
 }
 
 // list requires no error, and n devices unless n is negative.

@@ -16,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // testTimeout is the maximum wait for an event that takes milliseconds.
@@ -45,16 +46,9 @@ func newFixture(t *testing.T) *kubeletFixture {
 			n.ended = append(n.ended, name)
 		},
 	})
-	n.must(err)
+	require.NoError(n.t, err)
 	background.Run(t, n.client.Run)
 	return n
-}
-
-func (n *kubeletFixture) must(err error) {
-	n.t.Helper()
-	if err != nil {
-		n.t.Fatal(err)
-	}
 }
 
 // waitPods waits until the pods meet a condition.
@@ -79,7 +73,7 @@ func (n *kubeletFixture) runPod(spec kubelet.PodSpec) pods.Pod {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), testTimeout)
 	defer cancel()
-	n.must(n.RunPod(ctx, spec))
+	require.NoError(n.t, n.RunPod(ctx, spec))
 	return n.waitSynced(spec)
 }
 
@@ -150,7 +144,7 @@ func TestPods(t *testing.T) {
 	if p := n.runPod(static); len(p.UID) != 32 || p.Name != "static-node-a" || !p.Created.IsZero() {
 		t.Errorf("static pod: got %+v, want static-node-a with a hash as UID", p)
 	}
-	n.must(n.DeletePod(first))
+	require.NoError(n.t, n.DeletePod(first))
 	n.waitPods("the deletion of a pod", func(ps pods.Pods) bool { return ps.Len() == 1 })
 	if got := n.waitEnd(p, "main"); got != "Failed 0: 143 Error, ended" {
 		t.Errorf("deleted pod: got %s", got)
@@ -162,14 +156,14 @@ func TestPodEnds(t *testing.T) {
 	n := newFixture(t)
 	spec := simulatedPod("trainer", "main", "side")
 	p := n.runPod(spec)
-	n.must(n.CrashContainer(t.Context(), spec, "main", kubelet.ContainerExit{Code: 1}))
+	require.NoError(n.t, n.CrashContainer(t.Context(), spec, "main", kubelet.ContainerExit{Code: 1}))
 	crashed := n.waitSynced(spec).Containers[0]
 	last := crashed.LastState
 	if crashed.Restarts != 1 || last.ExitCode != 1 || last.Reason != "Error" || crashed.State.Type != pods.Running {
 		t.Errorf("after a crash: got %+v, want one restart with exit code 1", crashed)
 	}
 	killed := map[string]kubelet.ContainerExit{"main": {Code: 137, Reason: "OOMKilled"}}
-	n.must(n.EndPodWith(spec, kubelet.PodEnd{Exits: killed}))
+	require.NoError(n.t, n.EndPodWith(spec, kubelet.PodEnd{Exits: killed}))
 	if got := n.waitEnd(p, "main"); got != "Failed 1: 137 OOMKilled, ended" {
 		t.Errorf("ended pod: got %s", got)
 	}
@@ -179,7 +173,7 @@ func TestPodEnds(t *testing.T) {
 	n.waitPods("the removal of the pod", func(ps pods.Pods) bool { return ps.Len() == 0 })
 	spec = simulatedPod("evicted", "main")
 	p = n.runPod(spec)
-	n.must(n.EndPodWith(spec, kubelet.PodEnd{Reason: "Evicted", Exits: killed}))
+	require.NoError(n.t, n.EndPodWith(spec, kubelet.PodEnd{Reason: "Evicted", Exits: killed}))
 	if got := n.waitEnd(p, "main"); got != "Failed 0: 137 Evicted, ended" {
 		t.Errorf("evicted pod: got %s", got)
 	}

@@ -2,7 +2,6 @@ package rules
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/plugin/response"
+	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
@@ -45,10 +45,8 @@ func TestLateDeviceNodes(t *testing.T) {
 	s := NewCDISpecs(published, board, isPaused, dir, slog.New(slog.DiscardHandler))
 	newest := &pubsub.Value[plugin.Rules]{}
 	watcher := NewPublisher(published, s, newest, slog.New(slog.DiscardHandler))
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 2)
-	go func() { ended <- s.Run(ctx) }()
-	go func() { ended <- watcher.Run(ctx) }()
+	background.Run(t, s.Run)
+	background.Run(t, watcher.Run)
 	// A test cannot create character devices, but links to one.
 	dev := filepath.Join(root, "dev", "nvidia-caps-imex-channels")
 	require.NoError(t, errors.Join(os.MkdirAll(dev, 0o755), os.Symlink(os.DevNull, filepath.Join(dev, "channel0")), os.Symlink(os.DevNull, filepath.Join(root, "dev", "nvidiactl"))))
@@ -67,8 +65,4 @@ func TestLateDeviceNodes(t *testing.T) {
 		rules, _ := newest.Get()
 		return len(rules.Response.IMEXChannels) == 1
 	})
-	cancel()
-	if err := errors.Join(<-ended, <-ended); err != nil {
-		t.Error(err)
-	}
 }

@@ -1,7 +1,6 @@
 package rules
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -12,6 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
@@ -28,9 +28,7 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 	published.Set(settings)
 	newest := &pubsub.Value[plugin.Rules]{}
 	w := NewPublisher(published, &CDISpecs{}, newest, slog.New(slog.DiscardHandler))
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- w.Run(ctx) }()
+	background.Run(t, w.Run)
 	down := func(want bool) {
 		t.Helper()
 		program.WaitUntil(t, fmt.Sprintf("the resource has an MPS error: %t", want), func() bool {
@@ -53,9 +51,5 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 	}
 	if o := rules.Response; o.MPSRoot != root {
 		t.Errorf("MPS root: got %q", o.MPSRoot)
-	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
 	}
 }

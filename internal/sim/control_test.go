@@ -13,6 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // TestControl runs actions on a machine without a simulated kubelet, and
@@ -31,9 +32,7 @@ func TestControl(t *testing.T) {
 	if _, err := machine.Check(machine.GPUs()[1]); !errors.Is(err, device.ErrLost) {
 		t.Errorf("GPU 1 after Xid 79: got %v, want ErrLost", err)
 	}
-	if err := send("reset 1"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, send("reset 1"))
 	if evidence, err := machine.Check(machine.GPUs()[1]); err != nil || evidence.Resets != 1 {
 		t.Errorf("GPU 1 after a reset: got %+v, %v, want one reset", evidence, err)
 	}
@@ -60,12 +59,7 @@ func TestControl(t *testing.T) {
 	case <-time.After(10 * time.Millisecond): // enough to detect an early return
 	}
 	cancel()
-	if err := <-inUse; err != nil {
-		t.Error(err)
-	}
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, errors.Join(<-inUse, <-ended))
 	if err := send("release"); err == nil {
 		t.Error("send after the end: got no error")
 	}

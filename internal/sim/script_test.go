@@ -14,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -88,21 +89,16 @@ func runNode(t *testing.T, m *sim.Machine, script *sim.Script) (*sim.VirtualNode
 		Links: func() []device.Link { return nil },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	exited, others := make(chan error, 1), make(chan error, 2)
+	exited := make(chan error, 1)
 	go func() {
 		exited <- n.Run(ctx)
 		close(exited)
 	}()
-	for _, run := range []func(context.Context) error{monitor.Run, devicePlugin.Run} {
-		go func() { others <- run(ctx) }()
-	}
+	endMonitor, endPlugin := background.Run(t, monitor.Run), background.Run(t, devicePlugin.Run)
 	t.Cleanup(func() {
 		cancel()
-		for range 2 {
-			if err := <-others; err != nil {
-				t.Error(err)
-			}
-		}
+		endMonitor()
+		endPlugin()
 		for range exited { // until it is closed
 		}
 		monitor.Drain(context.Background())

@@ -23,6 +23,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
@@ -45,9 +46,7 @@ func (s *fixture) file() string { return filepath.Join(s.dir, state.FileName) }
 
 func (s *fixture) write(path, content string) {
 	s.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		s.Fatal(err)
-	}
+	require.NoError(s, os.WriteFile(path, []byte(content), 0o600))
 }
 
 func (s *fixture) open() (*state.Store, health.History, []incident.Incident) {
@@ -274,14 +273,8 @@ func TestFileOfNewerVersion(t *testing.T) {
 func (s *fixture) run(test func(*testing.T, *state.Store)) {
 	bubble.Test(s.T, func(t *testing.T) {
 		store, _, _ := s.open()
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- store.Run(ctx) }()
+		defer background.Run(t, store.Run)()
 		test(t, store)
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
 	})
 }
 
@@ -329,9 +322,7 @@ func TestHandOver(t *testing.T) {
 			t.Errorf("handed over: got %q, %v, error %v, want the newer file", got, err, s.err())
 		}
 		store.SetHandedOver(false)
-		if err := store.Wait(t.Context()); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, store.Wait(t.Context()))
 		if _, h, all := s.open(); len(h.Records) != 2 || len(all) != 2 {
 			t.Errorf("after the newer process: got %+v, %v, want the saved state", h, all)
 		}

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // TestEventStorm checks that all events of a storm and all later events are delivered.
@@ -37,9 +38,7 @@ func TestReset(t *testing.T) {
 	runOnNode(t, func(n *testNode) {
 		n.setLines("gpu * energy 1000000+1000/s", "gpu 0 recovery_action 1", "gpu 0 remapped_pending 1", "gpu 0 power 5", "gpu 0 lost")
 		n.setup()
-		if err := n.scenario.Reset(0); err != nil {
-			n.Fatal(err)
-		}
+		require.NoError(n, n.scenario.Reset(0))
 		energy := func(gpu int) uint64 {
 			e, ret := n.gpu(gpu).GetTotalEnergyConsumption()
 			n.want(nvml.SUCCESS, ret)

@@ -100,9 +100,7 @@ func (n *testNode) event(gpu int, description string) {
 
 func (n *testNode) mustSucceed(err error) {
 	n.Helper()
-	if err != nil {
-		n.Fatal(err)
-	}
+	require.NoError(n, err)
 }
 
 func (n *testNode) want(want, got nvml.Return) {

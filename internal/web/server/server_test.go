@@ -19,12 +19,12 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/web/server"
+	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/certificate"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 	"github.com/prometheus/common/config"
 	"github.com/spf13/pflag"
-	"golang.org/x/sync/errgroup"
 )
 
 // Contents of the web configs in tests. The hash is of the password, as in docs/how-to/tls.md but with the lowest cost.
@@ -80,17 +80,9 @@ func start(t *testing.T, args ...string) (address, probes string) {
 	page := func(text string) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, text) })
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var g errgroup.Group
 	for _, task := range o.Tasks(l, page("page"), page("probe"), slog.New(slog.DiscardHandler)) {
-		g.Go(func() error { return task(ctx) })
+		background.Run(t, task)
 	}
-	t.Cleanup(func() {
-		cancel()
-		if err := g.Wait(); err != nil {
-			t.Error(err)
-		}
-	})
 	return l.Main.Addr().String(), l.Probes.Addr().String()
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
@@ -34,19 +35,9 @@ type machine struct {
 func newMachine(t *testing.T, library string, gpus int) *machine {
 	t.Helper()
 	dir := program.ShortDir(t)
-	n := &machine{dir: dir, library: library, gpus: gpus, scenarioFile: filepath.Join(dir, "scenario"), kubelet: kubelet.New(kubelet.Options{Dir: dir})}
+	n := &machine{dir: dir, library: library, gpus: gpus, scenarioFile: filepath.Join(dir, "scenario"), kubelet: background.Kubelet(t, kubelet.Options{Dir: dir})}
 	n.scenario = nvmltest.NewScenario(n.scenarioFile)
 	require.NoError(t, n.scenario.Set(fmt.Sprintf("gpus %d", gpus), "gpu * utilization 0~100/20s", "gpu * power 70000~700000/30s"))
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- n.kubelet.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	n.wait(t, func(s kubelet.KubeletState) bool { return s.Serving })
 	return n
 }
 
@@ -94,9 +85,7 @@ func nvmlLibrary(t *testing.T) string {
 	if _, err := nvmltest.Build(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll("/var/lib/kubelet", 0o755); err != nil { // mount point for the peer
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll("/var/lib/kubelet", 0o755)) // mount point for the peer
 	return dir
 }
 
