@@ -124,15 +124,9 @@ func TestListHasAllocatedIDs(t *testing.T) {
 		{"their containers end", unshared, "0m 0/1g.10gb", "", []string{"MIG-1"}},
 		{"replicas while the GPU is allocated", sharedRules(2), "0", "GPU-0", []string{"GPU-0 GPU-0::0 GPU-0::1"}},
 		{"the shared GPU fails", sharedRules(2), "0!", "GPU-0", []string{"GPU-0! GPU-0::0! GPU-0::1!"}},
-		{
-			"an ending and a starting container have an id", sharedRules(1), "0", "GPU-0 GPU-0 GPU-0::7 GPU-0::7",
-			[]string{"GPU-0 GPU-0::0 GPU-0::7"},
-		},
+		{"an ending and a starting container have an id", sharedRules(1), "0", "GPU-0 GPU-0 GPU-0::7 GPU-0::7", []string{"GPU-0 GPU-0::0 GPU-0::7"}},
 		{"a GPU with an allocated replica", unshared, "0 1", "GPU-0::1", []string{"GPU-0! GPU-0::1 GPU-1"}},
-		{
-			"the pod's status shows the GPU's health", unshared, "0 1", "GPU-0 GPU-0::1",
-			[]string{"GPU-0 GPU-0::1 GPU-1"},
-		},
+		{"the pod's status shows the GPU's health", unshared, "0 1", "GPU-0 GPU-0::1", []string{"GPU-0 GPU-0::1 GPU-1"}},
 		{"allocated as a second resource", unshared, "0 1", "nvidia.com/a100=GPU-1", []string{"GPU-0 GPU-1!"}},
 		{"released", unshared, "0 1", "", []string{"GPU-0 GPU-1"}},
 		// The kubelet does not report admin access.

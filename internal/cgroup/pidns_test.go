@@ -69,18 +69,12 @@ func TestVisible(t *testing.T) {
 			"1:name=systemd:" + kindV1 + "/kubelet" + podV1 + idA + "\n0::" + kindV1 + "/system.slice\n" + kindA,
 			"4:memory:" + kindV1 + "/init.scope\n0::" + kindV1 + "/init.scope\n", true,
 		},
-		{
-			"… controller ignored by the runtime", otherPIDs, selfPID, "9:rdma:" + kindV1 + "\n" + kindA,
-			"9:rdma:" + kindV1 + "\n" + kind, true,
-		},
+		{"… controller ignored by the runtime", otherPIDs, selfPID, "9:rdma:" + kindV1 + "\n" + kindA, "9:rdma:" + kindV1 + "\n" + kind, true},
 		{"kind, shareProcessNamespace, v1", otherPIDs, selfPID, kindA, kindB, false},
 		{"kind in a pod, hostPID, v1", otherPIDs, selfPID, inPod + kindV1 + podV1 + idA + "\n", inPod + kindV1 + "\n", true},
 		{"k3s in a pod, hostPID, v1", otherPIDs, selfPID, inPod + podV1 + idA + "\n", inPod + "\n", true},
 		{"started by hand on kind, v2", otherPIDs, selfPID, "0::/\n", "0::/init.scope\n", true},
-		{
-			"started by hand on a node in namespaces, v1", otherPIDs, selfPID, named + "4:memory:/\n0::/\n",
-			named + "4:memory:/\n0::/\n", true,
-		},
+		{"started by hand on a node in namespaces, v1", otherPIDs, selfPID, named + "4:memory:/\n0::/\n", named + "4:memory:/\n0::/\n", true},
 		// Indistinguishable from the child of an entrypoint.
 		{"started by hand on kind, v1", otherPIDs, selfPID, kind, "4:memory:" + kindV1 + "/init.scope\n", false},
 		{"process 1 in a container below", otherPIDs, selfPID, "4:memory:/\n", kind, false},

@@ -85,14 +85,8 @@ func TestClaimedDevice(t *testing.T) {
 		{what: "empty"},
 
 		{what: "UUID, any driver", driver: other, name: "x", cdi: uuids("GPU-1"), want: "GPU-1"},
-		{
-			what: "MIG device by UUID", driver: other, name: "gpu-0", cdi: append(uuids("MIG-e"), "a.example/x=1"),
-			want: "MIG-e",
-		},
-		{
-			what: "the same UUID twice", name: "gpu-0", cdi: []string{"a.example/x=GPU-2", "nvidia.com/gpu=GPU-2"},
-			want: "GPU-2",
-		},
+		{what: "MIG device by UUID", driver: other, name: "gpu-0", cdi: append(uuids("MIG-e"), "a.example/x=1"), want: "MIG-e"},
+		{what: "the same UUID twice", name: "gpu-0", cdi: []string{"a.example/x=GPU-2", "nvidia.com/gpu=GPU-2"}, want: "GPU-2"},
 		{what: "two UUIDs", driver: other, name: "gpu-0", cdi: uuids("GPU-1", "GPU-2")},
 		{what: "name beside two UUIDs", name: "gpu-0", cdi: uuids("GPU-1", "GPU-2"), want: "GPU-0"},
 		{what: "UUID of another node", driver: other, cdi: uuids("GPU-77")},

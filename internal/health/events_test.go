@@ -29,10 +29,7 @@ func TestTwoSources(t *testing.T) {
 		{"another one by the driver", "driver kernel driver", "31:2", []string{driver, driver}},
 		{"another one in the kernel log later", "driver kernel 11s kernel", "31:2", []string{driver, kernel}},
 		{"another one by the driver later", "kernel 11s driver", "31:2", []string{kernel, driver}},
-		{
-			"both sources, three times", "driver kernel 1m kernel driver 1m driver kernel", "31:3",
-			[]string{driver, kernel, driver},
-		},
+		{"both sources, three times", "driver kernel 1m kernel driver 1m driver kernel", "31:3", []string{driver, kernel, driver}},
 	} {
 		script := strings.NewReplacer("driver", "fail d1 xid 31", "kernel", "kernel d1 31").
 			Replace(strings.ReplaceAll(row.script, " ", "; "))

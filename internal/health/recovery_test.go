@@ -30,52 +30,22 @@ var recoveryCases = []recoveryCase{
 		"unhealthy", "recovery_action_gpu_reset reset_gpu 1", "check d0 ok", "unhealthy recovering healthy",
 	},
 	{"one check", "check d0 unknown; suspect; check d0 ok", "suspect healthy", "- - 0", "", "healthy"},
-	{
-		"two checks", "check d0 unknown", "healthy suspect unhealthy", "check_failed - 1",
-		"check d0 ok", "unhealthy recovering healthy",
-	},
-	{
-		"a fault", "check d0 nvlink inspect", "healthy unhealthy", "nvlink inspect 1",
-		"check d0 ok", "unhealthy recovering healthy",
-	},
-	{
-		"a fault that lasts", lastingFault, "healthy unhealthy", "row_remap_failure reset_gpu 1",
-		"check d0 ok", "unhealthy",
-	},
+	{"two checks", "check d0 unknown", "healthy suspect unhealthy", "check_failed - 1", "check d0 ok", "unhealthy recovering healthy"},
+	{"a fault", "check d0 nvlink inspect", "healthy unhealthy", "nvlink inspect 1", "check d0 ok", "unhealthy recovering healthy"},
+	{"a fault that lasts", lastingFault, "healthy unhealthy", "row_remap_failure reset_gpu 1", "check d0 ok", "unhealthy"},
 	{
 		"a fault that lasts until a reset", lastingFault, "healthy unhealthy", "row_remap_failure reset_gpu 1",
 		"reset d0", "unhealthy recovering healthy",
 	},
 	{"lost", "check d0 lost", "healthy unhealthy", "lost reboot 1", "check d0 ok", "unhealthy recovering healthy"},
 	{"an Xid, by passed checks", "fail d0 xid 95", "unhealthy", "xid_95 reset_gpu 1", "check d0 ok", "unhealthy"},
-	{
-		"an Xid, by a reset", "fail d0 xid 95", "unhealthy", "xid_95 reset_gpu 1",
-		"reset d0", "unhealthy recovering healthy",
-	},
-	{
-		"an Xid soon after a reset", "reset d0; fail d0 xid 95", "unhealthy", "xid_95 reset_gpu 1",
-		"reset d0", "unhealthy recovering healthy",
-	},
-	{
-		"an Xid during a hang", "hang d0; 6s; fail d0 xid 95", "unhealthy", "xid_95 reset_gpu 1",
-		"reset d0", "recovering healthy",
-	},
-	{
-		"an Xid of a GPU that is lost, by passed checks", "fail d0 xid 79", "unhealthy", "xid_79 reboot 1",
-		"check d0 ok", "unhealthy",
-	},
-	{
-		"an Xid of a GPU that is lost, by a reset", "fail d0 xid 79", "unhealthy", "xid_79 reboot 1",
-		"reset d0", "unhealthy recovering healthy",
-	},
-	{
-		"a repair is pending after the reset", "fail d0 xid 64", "unhealthy", "xid_64 reset_gpu 1",
-		"reset d0; repair d0", "unhealthy",
-	},
-	{
-		"the repair is made", "fail d0 xid 64", "unhealthy", "xid_64 reset_gpu 1",
-		"reset d0; repair d0; 1m; reset d0", "unhealthy recovering healthy",
-	},
+	{"an Xid, by a reset", "fail d0 xid 95", "unhealthy", "xid_95 reset_gpu 1", "reset d0", "unhealthy recovering healthy"},
+	{"an Xid soon after a reset", "reset d0; fail d0 xid 95", "unhealthy", "xid_95 reset_gpu 1", "reset d0", "unhealthy recovering healthy"},
+	{"an Xid during a hang", "hang d0; 6s; fail d0 xid 95", "unhealthy", "xid_95 reset_gpu 1", "reset d0", "recovering healthy"},
+	{"an Xid of a GPU that is lost, by passed checks", "fail d0 xid 79", "unhealthy", "xid_79 reboot 1", "check d0 ok", "unhealthy"},
+	{"an Xid of a GPU that is lost, by a reset", "fail d0 xid 79", "unhealthy", "xid_79 reboot 1", "reset d0", "unhealthy recovering healthy"},
+	{"a repair is pending after the reset", "fail d0 xid 64", "unhealthy", "xid_64 reset_gpu 1", "reset d0; repair d0", "unhealthy"},
+	{"the repair is made", "fail d0 xid 64", "unhealthy", "xid_64 reset_gpu 1", "reset d0; repair d0; 1m; reset d0", "unhealthy recovering healthy"},
 	{"a pending repair without a fault", "repair d0", "healthy", "- - 0", "", "healthy"},
 	{"a hang", "hang d0", "healthy unhealthy", "not_responding - 1", "respond", "recovering healthy"},
 	{

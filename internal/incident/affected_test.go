@@ -32,32 +32,17 @@ func TestAffectedContainers(t *testing.T) {
 
 		{"named later", "allocate a; 1s; xid 31 a; 1s; own a A", "A"},
 		{"named later, then ended", "allocate a; 1s; xid 31 a; 1ns; own a A; release a", "(A)"},
-		{
-			"named and ended, next owner before the next update",
-			"allocate a; 1s; xid 31 a; 1ns; own a A; release a; 1ns; allocate a; own a B", "(A)",
-		},
+		{"named and ended, next owner before the next update", "allocate a; 1s; xid 31 a; 1ns; own a A; release a; 1ns; allocate a; own a B", "(A)"},
 		{"never named", "allocate a; 1s; xid 31 a; 1h", "?"},
 		{"never named, then another owner", "allocate a; 1s; xid 31 a; 1s; allocate a; own a B", "?"},
 		{"never named, next owner before the next update", "allocate a; 1s; xid 31 a; 1ns; allocate a; own a B", "?"},
-		{
-			"never named, unallocated, then another owner",
-			"allocate a; 1s; xid 31 a; 1ns; release a; 1s; own a B", "?",
-		},
+		{"never named, unallocated, then another owner", "allocate a; 1s; xid 31 a; 1ns; release a; 1s; own a B", "?"},
 		{"one replica of two named", "allocate a::0; allocate a::1; 1ns; xid 31 a; 1s; own a::1 B", "B ?"},
-		{
-			"both replicas named",
-			"allocate a::0; allocate a::1; 1ns; xid 31 a; 1s; own a::1 B; 1s; own a::0 A", "B A",
-		},
-		{
-			"one replica of two named, the other ended",
-			"allocate a::0; allocate a::1; 1ns; xid 31 a; 1ns; own a::1 B; release a::0", "B ?",
-		},
+		{"both replicas named", "allocate a::0; allocate a::1; 1ns; xid 31 a; 1s; own a::1 B; 1s; own a::0 A", "B A"},
+		{"one replica of two named, the other ended", "allocate a::0; allocate a::1; 1ns; xid 31 a; 1ns; own a::1 B; release a::0", "B ?"},
 		{"unallocated, allocated right after", "xid 31 a; 1ns; allocate a; own a B", ""},
 		{"new owner before the report is recorded", "hold 31 a; 1ms; allocate a; own a B; record", ""},
-		{
-			"owner ends, next owner before the report is recorded",
-			"own a A; 1s; hold 31 a; 100ms; release a; allocate a; own a B; record", "(A)",
-		},
+		{"owner ends, next owner before the report is recorded", "own a A; 1s; hold 31 a; 100ms; release a; allocate a; own a B; record", "(A)"},
 		{"owner starts and ends before the report is recorded", "hold 31 a; 1ms; own a B; release a; record", ""},
 		{"allocations unknown later", "own a A; xid 31 a; 1s; unknown", "A"},
 		{"same name again before the next update", "own a A; xid 31 a; 1s; release a; own a A", "(A)"},

@@ -17,10 +17,7 @@ func TestParseXidLine(t *testing.T) {
 		want    XidLine
 	}{
 		{"NVRM: Xid (PCI:0000:1a:00): 79, pid=1234, name=python3, GPU has fallen off the bus.", at("0000:1a:00", 79)},
-		{
-			"NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-			at("0000:1a:00", 79),
-		},
+		{"NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", at("0000:1a:00", 79)},
 		{"NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.", at("0000:01:00", 79)},
 		{"NVRM: Xid (PCI:0000:b4:00): 31, pid=77, Ch 00000007, intr 10000000. MMU Fault", at("0000:b4:00", 31)},
 		{"NVRM: Xid (PCI:0000:B4:00): 119", at("0000:b4:00", 119)},
@@ -43,15 +40,9 @@ func TestParseXidLine(t *testing.T) {
 			"NVRM: Xid (PCI:0000:00:1e): 145, pid=4, name=<unknown>, RLW_SRC_TRACK Fatal XC0 i1 Link 00 (0x00000001)",
 			withSeverity("Fatal", at("0000:00:1e", 145)),
 		},
-		{
-			"NVRM: Xid (PCI:0019:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x000fe406 0x00000000)",
-			withSeverity("Fatal", at("0019:01:00", 149)),
-		},
+		{"NVRM: Xid (PCI:0019:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x000fe406 0x00000000)", withSeverity("Fatal", at("0019:01:00", 149))},
 		// before R575
-		{
-			"NVRM: Xid (PCI:0000:00:1e): 149, NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x0000000a]",
-			withSeverity("Fatal", at("0000:00:1e", 149)),
-		},
+		{"NVRM: Xid (PCI:0000:00:1e): 149, NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x0000000a]", withSeverity("Fatal", at("0000:00:1e", 149))},
 		{
 			"NVRM: Xid (PCI:0000:00:1e): 145, pid=4, name=A Nonfatal XC0, RLW_CTRL Fatal XC0 i0 Link 00 (0x00000001)",
 			withSeverity("Fatal", at("0000:00:1e", 145)),

@@ -100,11 +100,7 @@ func TestLinksWithFaults(t *testing.T) {
 		calls      uint64 // on GPU 1
 	}{
 		{"gpu 1 lost", "GPU-1: NVLink 0: GPU_IS_LOST", []string{"0: - 0? 18n", "2: 18n 0? -"}, 1},
-		{
-			"fail nvmlDeviceGetNvLinkState gpu 1 RESET_REQUIRED", "GPU-1: NVLink 0: RESET_REQUIRED",
-			[]string{"0: - 0? 18n", "2: 18n 0? -"},
-			1,
-		},
+		{"fail nvmlDeviceGetNvLinkState gpu 1 RESET_REQUIRED", "GPU-1: NVLink 0: RESET_REQUIRED", []string{"0: - 0? 18n", "2: 18n 0? -"}, 1},
 		{
 			"fail nvmlDeviceGetNvLinkRemoteDeviceType gpu 1 UNKNOWN", "GPU-1: NVLink 17: UNKNOWN",
 			[]string{"0: - 0n 18n", "1: 0n - 0n", "2: 18n 0n -"},

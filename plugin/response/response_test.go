@@ -108,10 +108,7 @@ var responseCases = []struct {
 
 	options *options // nil: the zero options
 }{
-	{
-		"no strategy is envvar", "cmd/nvidia-device-plugin/main.go, --device-list-strategy's default", "", "0",
-		"NVIDIA_VISIBLE_DEVICES=GPU-0", nil,
-	},
+	{"no strategy is envvar", "cmd/nvidia-device-plugin/main.go, --device-list-strategy's default", "", "0", "NVIDIA_VISIBLE_DEVICES=GPU-0", nil},
 	// NVIDIA keeps the kubelet's random order.
 	{
 		"in the order of the node, each once", "updateResponseForDeviceListEnvVar; uniqueDeviceIDsFromAnnotatedDeviceIDs", "envvar", "10 2:3 9 10 2:1 1:7 9",
@@ -122,10 +119,7 @@ var responseCases = []struct {
 		"NVIDIA_VISIBLE_DEVICES=0:0,0:1,2,10",
 		&options{IDStrategy: response.Index},
 	},
-	{
-		"volume-mounts", "updateResponseForDeviceMounts", "volume-mounts", "0 1:0",
-		byMounts + "GPU-0" + nextMount + "MIG-1-0", nil,
-	},
+	{"volume-mounts", "updateResponseForDeviceMounts", "volume-mounts", "0 1:0", byMounts + "GPU-0" + nextMount + "MIG-1-0", nil},
 	{
 		"volume-mounts, index", "updateResponseForDeviceMounts", "volume-mounts", "0 1:0",
 		byMounts + "0" + nextMount + "1:0",

@@ -30,10 +30,7 @@ func TestScenarioFile(t *testing.T) {
 		{set(), ""},
 		{set("gpu 3 power 1", "gpu 30 power 2"), "gpu 3 power 1|gpu 30 power 2"},
 		{set("gpu 3 power 5"), "gpu 30 power 2|gpu 3 power 5"},
-		{
-			set("gpu 3 field 82 1", "gpu 3 field 83 1", "gpu 3 field 82 2"),
-			"gpu 30 power 2|gpu 3 power 5|gpu 3 field 83 1|gpu 3 field 82 2",
-		},
+		{set("gpu 3 field 82 1", "gpu 3 field 83 1", "gpu 3 field 82 2"), "gpu 30 power 2|gpu 3 power 5|gpu 3 field 83 1|gpu 3 field 82 2"},
 		{clearLines("gpu 3"), "gpu 30 power 2"},
 		{set("hang * gpu 1", "hang * gpu 2", "gpus 4", "gpus 5"), "gpu 30 power 2|hang * gpu 1|hang * gpu 2|gpus 5"},
 		{clearLines("hang"), "gpu 30 power 2|gpus 5"},
