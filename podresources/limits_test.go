@@ -10,6 +10,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/podresources"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -79,9 +80,7 @@ func TestManyAllocatableReplicas(t *testing.T) {
 				if n := len(a.Resources.Allocatable.Devices); a.Resources.AllocatableKnown != want || want && n != 8*replicas {
 					t.Errorf("got known %t, %d devices, log %s", a.Resources.AllocatableKnown, n, k.log.String())
 				}
-				if err := k.list().Err; err != nil {
-					t.Error(err)
-				}
+				require.NoError(t, k.list().Err)
 			})
 		})
 	}

@@ -92,9 +92,7 @@ func TestCallsOfTheProgram(t *testing.T) {
 		return strings.Contains(text, `nvidia_gpu_sm_active_ratio{container="",gpu="5",mig_uuid="MIG-`) && calls().Count("nvmlDeviceGetMemoryInfo_v2", 4) > 1
 	})
 	problems, err := promlint.New(strings.NewReader(text)).Lint()
-	if err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, err)
 	for _, problem := range problems { // podgauge cannot choose the names of the Go collector and of dcgm-exporter
 		if !strings.HasPrefix(problem.Metric, "go_") && !strings.HasPrefix(problem.Metric, "DCGM_") {
 			t.Errorf("promlint: %s: %s", problem.Metric, problem.Text)

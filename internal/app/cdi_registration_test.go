@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -43,7 +44,7 @@ func (w *testApp) allocateResponse() (classes []string, envs map[string]string) 
 	var stored struct {
 		Data struct{ PodDeviceEntries []struct{ AllocResp []byte } }
 	}
-	text := readFile(w.t, filepath.Join(w.dir, "device-plugins", "kubelet_internal_checkpoint"))
+	text := testfile.Read(w.t, filepath.Join(w.dir, "device-plugins", "kubelet_internal_checkpoint"))
 	if err := json.Unmarshal([]byte(text), &stored); err != nil || len(stored.Data.PodDeviceEntries) != 1 {
 		w.t.Fatalf("checkpoint: %v, %s", err, text)
 	}

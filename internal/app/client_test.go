@@ -22,6 +22,7 @@ import (
 	"github.com/podgauge/podgauge/test/helpers/docs"
 	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // runCLI runs a command and returns output and exit status.
@@ -43,13 +44,7 @@ func fakeEnv(variables map[string]string) func(string) (string, bool) {
 // checkGolden compares a text with its golden file.
 func checkGolden(t *testing.T, name, got string) {
 	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
-	}
-	if want := readFile(t, file); got != want {
-		t.Errorf("differs from %s; if intended, run make golden:\n%s", file, got)
-	}
+	testfile.CheckGolden(t, *update, filepath.Join("testdata", name), got)
 }
 
 // TestTables checks the terminal output for the scripted node.
@@ -89,8 +84,8 @@ func TestTables(t *testing.T) {
 // TestTablesInDocs checks that docs/how-to/troubleshoot.md has the output of status and incidents.
 func TestTablesInDocs(t *testing.T) {
 	docs.CheckTables(t, *update, "../../docs/how-to/troubleshoot.md", map[string]string{
-		"status":    codeBlock(readFile(t, "testdata/status.txt")),
-		"incidents": codeBlock(readFile(t, "testdata/incidents.txt")),
+		"status":    codeBlock(testfile.Read(t, "testdata/status.txt")),
+		"incidents": codeBlock(testfile.Read(t, "testdata/incidents.txt")),
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // TestProbes checks liveness, which depends on neither driver nor kubelet, and readiness of a process that was ready.
@@ -89,7 +90,7 @@ func TestNewProcessIsNotReadyWithoutKnownGPUs(t *testing.T) {
 				c.change(machine)
 			}
 			if file := filepath.Join(dir, state.FileName); c.renamed {
-				content := strings.ReplaceAll(readFile(t, file), second(machine), "GPU-fedc")
+				content := strings.ReplaceAll(testfile.Read(t, file), second(machine), "GPU-fedc")
 				require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
 			}
 			w := startWithSocketIn(t, dir, testSetup{machine: machine}, c.args...)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // Patterns of elements that differ between runs: times, and the lines of the last half hour.
@@ -47,7 +48,7 @@ func (w *testApp) checkPage(state string) {
 		}
 		require.NoError(w.t, os.WriteFile(file, []byte(page), 0o644))
 	}
-	got, want := w.getPage(), readFile(w.t, file)
+	got, want := w.getPage(), testfile.Read(w.t, file)
 	for end := time.Now().Add(waitTimeout); got != want && time.Now().Before(end); <-poll.C {
 		got = w.getPage()
 	}

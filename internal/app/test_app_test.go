@@ -366,10 +366,3 @@ func sharedConfig(t *testing.T, replicas int) (path string) {
 	t.Helper()
 	return writeConfig(t, fmt.Sprintf("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n", replicas))
 }
-
-func readFile(t *testing.T, file string) string {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
-	return string(text)
-}

@@ -101,8 +101,6 @@ func TestStoppedWatch(t *testing.T) {
 			t.Errorf("got %d bytes: %v", len(unread), err)
 		}
 		shutdown()
-		if err := <-s.served; err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, <-s.served)
 	})
 }

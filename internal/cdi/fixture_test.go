@@ -14,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/cdi"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
@@ -145,9 +146,7 @@ func (s *writerFixture) specPathOf(class string) string {
 
 func (s *writerFixture) readSpec(class string) string {
 	s.Helper()
-	content, err := os.ReadFile(s.specPathOf(class))
-	s.must(err)
-	return string(content)
+	return testfile.Read(s, s.specPathOf(class))
 }
 
 // wantFiles requires files of these classes, and no other files.

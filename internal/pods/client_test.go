@@ -269,9 +269,7 @@ func TestFailingStreams(t *testing.T) {
 				if ps, _ := k.pods.Get(); ps.Err == nil || !strings.Contains(ps.Err.Error(), c.want) {
 					t.Errorf("got error %v, want %q", ps.Err, c.want)
 				}
-				if err := errors.Join(k.client.Alive(), k.client.Ready()); err != nil {
-					t.Error(err)
-				}
+				require.NoError(t, errors.Join(k.client.Alive(), k.client.Ready()))
 				k.start(listThenStream(nil, newPod("a", "1", "Running")))
 				time.Sleep(pods.SyncTimeout + pods.MaxBackoff)
 				k.want("a/1 Running", true)

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
@@ -163,7 +162,9 @@ func (s *clusterFixture) apply(t *testing.T, objects string) {
 // must ends the test after an error.
 func must(t *testing.T, err error) {
 	t.Helper()
-	require.NoError(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // await waits for a condition for at most waitTimeout.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/helpers/background"
 
 	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
@@ -89,10 +89,7 @@ func TestDecodedPods(t *testing.T) {
 // watchPods returns the pods of a server after the initial synchronization.
 func watchPods(t *testing.T, s *fakePodsServer) pods.Pods {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pods") // short, because socket paths are limited
-	require.NoError(t, err)
-	defer os.RemoveAll(dir)
-	listener, err := net.Listen("unix", filepath.Join(dir, "s"))
+	listener, err := net.Listen("unix", filepath.Join(background.Dir(t), "s"))
 	require.NoError(t, err)
 	g := grpc.NewServer()
 	api.RegisterPodsServer(g, s)
