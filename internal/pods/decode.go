@@ -137,6 +137,7 @@ func (e *watchEvent) workloadOf(m *podpb.ObjectMeta) *allocation.Workload {
 	for _, o := range m.GetOwnerReferences() {
 		if o.GetController() {
 			w.Controller = allocation.Controller{Kind: clean(o.GetKind()), Name: clean(o.GetName())}
+			break
 		}
 	}
 	left := maxWorkloadBytes

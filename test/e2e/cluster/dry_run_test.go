@@ -57,7 +57,9 @@ var namespaced = regexp.MustCompile(`(?m)^  namespace: '?([^\s']+)'?$`)
 // baselineViolations are the reasons for which the Pod Security level baseline rejects the pods of a value file, except hostPath volumes,
 // which all of them have.
 var baselineViolations = map[string][]string{
+	"dra-driver.yaml":   {"privileged"},
 	"gke.yaml":          {"privileged"},
+	"gpucluster.yaml":   {"privileged"},
 	"host-driver.yaml":  {"privileged"},
 	"mig.yaml":          {"non-default capabilities"},
 	"openshift.yaml":    {"seLinuxOptions"},

@@ -11,11 +11,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/test/helpers/background"
 
 	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 	"sigs.k8s.io/randfill"
@@ -76,6 +78,10 @@ func TestDecodedPods(t *testing.T) {
 		var decoded v1.Pod
 		require.NoError(t, decoded.Unmarshal(wire))
 		want := wantPod(&decoded)
+		if !got.Workload.Equal(want.Workload) {
+			t.Errorf("pod %s: got workload %+v, want %+v", p.UID, got.Workload, want.Workload)
+		}
+		got.Workload, want.Workload = nil, nil // printed by address
 		if got, want := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); got != want { // as text: labels can be nil or empty
 			t.Fatalf("pod %s: got\n%s, want\n%s", p.UID, got, want)
 		}
@@ -124,6 +130,14 @@ func wantPod(p *v1.Pod) pods.Pod {
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Labels)) {
 		k.Labels = append(k.Labels, device.Label{Name: name, Value: p.Labels[name]})
+	}
+	w := &allocation.Workload{Labels: maps.Clone(p.Labels)}
+	maps.DeleteFunc(w.Labels, func(_, value string) bool { return value == "" })
+	if c := metav1.GetControllerOf(p); c != nil {
+		w.Controller = allocation.Controller{Kind: c.Kind, Name: c.Name}
+	}
+	if w.Controller != (allocation.Controller{}) || len(w.Labels) > 0 {
+		k.Workload = w
 	}
 	for _, s := range slices.Concat(p.Status.ContainerStatuses, p.Status.InitContainerStatuses, p.Status.EphemeralContainerStatuses) {
 		k.Containers = append(k.Containers, wantContainer(s))
