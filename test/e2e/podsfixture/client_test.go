@@ -81,7 +81,7 @@ func TestDecodedPods(t *testing.T) {
 		if !got.Workload.Equal(want.Workload) {
 			t.Errorf("pod %s: got workload %+v, want %+v", p.UID, got.Workload, want.Workload)
 		}
-		got.Workload, want.Workload = nil, nil // printed by address
+		got.Workload, want.Workload = nil, nil                                           // printed by address
 		if got, want := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); got != want { // as text: labels can be nil or empty
 			t.Fatalf("pod %s: got\n%s, want\n%s", p.UID, got, want)
 		}
