@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,11 @@ const RetiredFile = "retired.yaml"
 // maxRetiredText bounds the texts of a Retirement, in bytes.
 const maxRetiredText = 256
 
+// missingPeriod is the time after which a missing file is an empty list: a
+// ConfigMap that is deleted and created again, or has a new name, must not
+// return faulty devices to service.
+const missingPeriod = 10 * time.Minute
+
 // Retirement is a device that is out of service, on the node that has it.
 type Retirement struct {
 	Device string `yaml:"device"` // UUID of a GPU or MIG device, or serial number of a GPU
@@ -43,25 +49,29 @@ type Retired struct {
 // serialNumber excludes an index of a GPU, which names a GPU on one node only.
 var serialNumber = regexp.MustCompile(`^[0-9A-Za-z]{8,32}$`)
 
-// ParseRetired parses a file of retirements. An empty file has none.
+// ParseRetired parses a file of retirements. An empty file has none. With an
+// error, the result has the valid entries.
 func ParseRetired(data string) (r Retired, err error) {
 	switch _, err := parseYAML([]byte(data)); {
 	case errors.Is(err, errEmpty):
 		return r, nil
 	case err != nil:
-		return Retired{}, errors.New(oneLine(err))
+		return r, errors.New(oneLine(err))
 	}
 	decoder := yaml.NewDecoder(bytes.NewReader([]byte(data)))
 	decoder.KnownFields(true)
-	if err := decoder.Decode(&r); err != nil {
-		return Retired{}, errors.New(oneLine(err))
+	var all Retired
+	if decodeErr := decoder.Decode(&all); decodeErr != nil {
+		err = errors.New(oneLine(decodeErr))
 	}
-	for i, entry := range r.Retired {
-		if _, err := entry.parse(); err != nil {
-			return Retired{}, fmt.Errorf("retired, entry %d: %w", i+1, err)
+	for i, entry := range all.Retired {
+		if _, invalid := entry.parse(); invalid != nil {
+			err = cmp.Or(err, fmt.Errorf("retired, entry %d: %w", i+1, invalid))
+			continue
 		}
+		r.Retired = append(r.Retired, entry)
 	}
-	return r, nil
+	return r, err
 }
 
 // oneLine returns the message of a YAML error as one line.
@@ -109,9 +119,13 @@ func (r Retirement) parse() (parsed device.Retirement, err error) {
 	return parsed, nil
 }
 
-// CheckRetired returns why podgauge rejects a file of retirements.
+// CheckRetired returns why podgauge rejects a file of retirements, which may be
+// missing.
 func CheckRetired(path string) error {
-	data, err := readRetired(path)
+	data, err := readFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err == nil {
 		_, err = ParseRetired(data)
 	}
@@ -119,15 +133,6 @@ func CheckRetired(path string) error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	return nil
-}
-
-// readRetired reads a file of retirements; a missing file is empty.
-func readRetired(path string) (string, error) {
-	data, err := readFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
-	return data, err
 }
 
 // String returns the file.
@@ -146,22 +151,25 @@ func (r Retired) devices() device.Retirements {
 	return devices
 }
 
-// RetiredWatcher publishes the retirements of a file, and follows its changes. A
-// missing file has none. While the file is invalid, the previous retirements
-// stay.
+// RetiredWatcher publishes the retirements of a file, and follows its changes.
+// While the file is invalid, the previous retirements stay; without any, the
+// valid entries are in effect. A file that is missing for missingPeriod has no
+// retirements.
 type RetiredWatcher struct {
-	path    string
-	retired *pubsub.Value[device.Retirements]
-	log     *slog.Logger
-	file    followedContent[retiredContent]
+	path         string
+	retired      *pubsub.Value[device.Retirements]
+	log          *slog.Logger
+	file         followedContent[retiredContent]
+	missingSince time.Time // zero: the file exists
 }
 
 type retiredContent struct{ data, err string }
 
-// NewRetiredWatcher returns a watcher that has read the file. An invalid file
+// NewRetiredWatcher returns a watcher that has read the file. A missing file
 // publishes nothing.
 func NewRetiredWatcher(path string, retired *pubsub.Value[device.Retirements], log *slog.Logger) *RetiredWatcher {
 	w := &RetiredWatcher{path: path, retired: retired, log: log}
+	w.file.handled.err = "not read" // differs from an empty file
 	w.poll(true)
 	return w
 }
@@ -175,7 +183,18 @@ func (w *RetiredWatcher) Run(ctx context.Context) error {
 }
 
 func (w *RetiredWatcher) poll(force bool) {
-	data, err := readRetired(w.path)
+	data, err := readFile(w.path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		w.missingSince = time.Time{}
+	} else {
+		if w.missingSince.IsZero() {
+			w.missingSince = time.Now()
+		}
+		if time.Since(w.missingSince) < missingPeriod {
+			return
+		}
+		err = nil
+	}
 	current := retiredContent{data: data}
 	if err != nil {
 		current.err = err.Error()
@@ -187,12 +206,17 @@ func (w *RetiredWatcher) poll(force bool) {
 	if err == nil {
 		r, err = ParseRetired(data)
 	}
+	devices := r.devices()
+	before, _ := w.retired.Get()
 	if err != nil {
 		w.log.Error("file of retired devices rejected, keeping the previous list", "file", w.path, "err", err)
+		if before == nil && len(devices) > 0 {
+			devices[device.IncompleteList] = device.Retirement{}
+			w.retired.Set(devices)
+		}
 		return
 	}
-	devices := r.devices()
-	if before, _ := w.retired.Get(); before == nil || !maps.EqualFunc(before, devices, device.Retirement.Equal) {
+	if before == nil || !maps.EqualFunc(before, devices, device.Retirement.Equal) {
 		w.retired.Set(devices)
 		w.log.Info("list of retired devices read", "file", w.path, "devices", len(devices))
 	}

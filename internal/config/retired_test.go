@@ -87,7 +87,8 @@ func TestWatchRetired(t *testing.T) {
 		var retired pubsub.Value[device.Retirements]
 		var log testlog.Buffer
 		seen := 0 // of the log
-		mountConfigMap(t, dir, RetiredFile, "retired: 5\n")
+		replace := func(content string) { mountConfigMap(t, dir, RetiredFile, content) }
+		replace("retired: 5\n")
 		w := NewRetiredWatcher(filepath.Join(dir, RetiredFile), &retired, log.Logger())
 		defer background.Run(t, w.Run)()
 		check := func(step, want, logged string) {
@@ -107,18 +108,59 @@ func TestWatchRetired(t *testing.T) {
 			}
 		}
 		check("invalid at start", "unknown", "level=ERROR")
-		mountConfigMap(t, dir, RetiredFile, retiredNote+"}]\n")
+		replace("retired: [{device: 0324018045603}]\n")
+		check("no valid entry", "unknown", "entry 1: reason")
+		replace(retiredNote + "}, {device: 3, reason: x}]\n")
+		check("a valid entry", "noisy fan", "entry 2: device")
+		if devices, _ := retired.Get(); len(devices) != 2 || devices[device.IncompleteList].Note != "" {
+			t.Errorf("a valid entry: got %v, want the mark of an incomplete list", devices)
+		}
+		replace(retiredNote + "}]\n")
 		check("valid", "noisy fan", "devices=1")
-		mountConfigMap(t, dir, RetiredFile, "# a comment\n"+retiredNote+"}]\n")
+		replace("# a comment\n" + retiredNote + "}]\n")
 		check("the same list", "noisy fan", "")
-		mountConfigMap(t, dir, RetiredFile, retiredNote+", by: alice, date: 2026-11-20T10:00:00Z}, {device: "+retiredGPU+", reason: later}]\n")
+		replace(retiredNote + ", by: alice, date: 2026-11-20T10:00:00Z}, {device: " + retiredGPU + ", reason: later}]\n")
 		check("changed", "noisy fan (alice, 2026-11-20)", "devices=1")
-		mountConfigMap(t, dir, RetiredFile, "retired: 5\n")
+		replace("retired: 5\n")
 		check("invalid", "noisy fan (alice, 2026-11-20)", "keeping the previous list")
 		check("still invalid", "noisy fan (alice, 2026-11-20)", "")
+		replace(retiredNote + "}]\n")
+		check("valid again", "noisy fan", "devices=1")
 		require.NoError(t, os.Remove(filepath.Join(dir, RetiredFile)))
-		check("removed", "", "devices=0")
+		time.Sleep(missingPeriod - 10*time.Second)
+		check("removed", "noisy fan", "")
+		replace("# recreated\n" + retiredNote + "}]\n")
+		check("recreated", "noisy fan", "")
+		require.NoError(t, os.Remove(filepath.Join(dir, RetiredFile)))
+		time.Sleep(missingPeriod - 10*time.Second)
+		check("removed again", "noisy fan", "")
+		time.Sleep(10 * time.Second)
+		check("removed for long", "", "devices=0")
 	})
+}
+
+// TestRetiredFileMissingAtStart checks that saved retirements stay for a while, and that an empty file is a list.
+func TestRetiredFileMissingAtStart(t *testing.T) {
+	for _, isEmpty := range []bool{false, true} {
+		bubble.Test(t, func(t *testing.T) {
+			var retired pubsub.Value[device.Retirements]
+			var log testlog.Buffer
+			dir := t.TempDir()
+			w := NewRetiredWatcher(filepath.Join(dir, RetiredFile), &retired, log.Logger())
+			defer background.Run(t, w.Run)()
+			time.Sleep(missingPeriod - time.Second)
+			if devices, _ := retired.Get(); devices != nil {
+				t.Errorf("missing: got %v, want an unknown list", devices)
+			}
+			if isEmpty {
+				mountConfigMap(t, dir, RetiredFile, "")
+			}
+			time.Sleep(4 * time.Second)
+			if devices, _ := retired.Get(); devices == nil || len(devices) > 0 {
+				t.Errorf("missing for long, or empty: got %v, want an empty list", devices)
+			}
+		})
+	}
 }
 
 // TestRetiredPage checks that the list in docs/how-to/retire.md is valid.

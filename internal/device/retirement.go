@@ -24,6 +24,10 @@ func (r Retirement) Equal(o Retirement) bool {
 // device or by serial number of a GPU, in lower case. nil: the list is unknown.
 type Retirements map[string]Retirement
 
+// IncompleteList is the key of an entry that marks a list with invalid entries.
+// The list retires devices, and returns none to service.
+const IncompleteList = "*"
+
 // Of returns the first retirement with one of a device's names.
 func (r Retirements) Of(names ...string) (found Retirement, ok bool) {
 	for _, name := range names {

@@ -44,6 +44,8 @@ func TestListed(t *testing.T) {
 			restart; 1m: retired -; note rma -; list empty; 1s: - -`},
 		{"an unknown list", 2, `1s; list g0=fan; 1s: retired -; list unknown; restart; 1m: retired -; events retired!:g0
 			list empty; 1s: - -; records - -`},
+		{"an incomplete list", 2, `1s; list g0=fan; 1s: retired -; list g1=rma *=; restart; 1m: retired retired
+			list g1=rma; 1s: - retired`},
 		{"reimaged", 2, `list g0=fan@240h; start; 1s: retired -; since 240h0m1s; stop; lose; start; 1m: retired -`},
 		{"a GPU that is gone", 2, `list s0=fan; start; 1s; remove g0; 1m: retired -; gone gone -; missing; 20m: -; missing
 			restart; 1m: -; missing; list empty; 1s; missing g0`},

@@ -51,7 +51,11 @@ func (e *engine) listedRetirement(list device.Retirements, current *device.Retir
 		names = append(names, current.ListedAs)
 	}
 	r, ok := list.Of(names...)
-	if !ok {
+	_, incomplete := list[device.IncompleteList]
+	switch {
+	case incomplete && !ok:
+		return current
+	case !ok:
 		return nil
 	}
 	if r.At.IsZero() || r.At.After(e.now) {
