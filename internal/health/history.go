@@ -50,10 +50,12 @@ type Record struct {
 	Cause          `json:"cause,omitzero"` // of Unhealthy or Recovering
 	UnhealthyTimes []time.Time             `json:"unhealthy_times,omitempty"`
 	FailedResets   FailedResets            `json:"failed_resets,omitzero"`
-	Retired        *device.Retirement      `json:"retired,omitempty"` // by a command
-	Listed         *device.Retirement      `json:"listed,omitempty"`  // by Options.Retired
-	Behind         device.MaskedFault      `json:"behind,omitzero"`   // the retirement
-	Xids           []device.Xid            `json:"xids,omitempty"`    // of the GPU, without counts
+	// Retired is the retirement by a command, otherwise Listed: versions that
+	// ignore Listed must not return the device to service.
+	Retired *device.Retirement `json:"retired,omitempty"`
+	Listed  *device.Retirement `json:"listed,omitempty"` // by Options.Retired
+	Behind  device.MaskedFault `json:"behind,omitzero"`  // the retirement
+	Xids    []device.Xid       `json:"xids,omitempty"`   // of the GPU, without counts
 	// LastSeen is when the GPU was present, or the MIG device present and
 	// unhealthy.
 	LastSeen time.Time `json:"last_seen,omitzero"`
@@ -74,6 +76,19 @@ func (r Record) key() recordKey { return recordKey{r.GPU, r.Device} }
 
 func (r Record) isRetired() bool { return r.Retired != nil || r.Listed != nil }
 
+// retiredByCommand returns the retirement by a command; nil: none.
+func (r Record) retiredByCommand() *device.Retirement {
+	if r.Retired != nil && r.Retired.ListedAs != "" {
+		return nil
+	}
+	return r.Retired
+}
+
+// setRetired sets the retirements by a command and by the list.
+func (r *Record) setRetired(byCommand, listed *device.Retirement) {
+	r.Retired, r.Listed = cmp.Or(byCommand, listed), listed
+}
+
 func (r Record) compare(o Record) int {
 	return cmp.Or(cmp.Compare(r.GPU, o.GPU), cmp.Compare(r.Device, o.Device))
 }
@@ -81,11 +96,11 @@ func (r Record) compare(o Record) int {
 // healthState returns the health in a record. Times after now, from before the
 // clock was set back, are corrected.
 func (r Record) healthState(checksBegun uint64, now time.Time) healthState {
-	s := healthState{failedResets: r.FailedResets, retired: r.Retired, listed: r.Listed, behind: r.Behind}
+	s := healthState{failedResets: r.FailedResets, retired: r.retiredByCommand(), listed: r.Listed, behind: r.Behind}
 	s.unhealthyTimes = slices.Clone(r.UnhealthyTimes)
 	s.unhealthyTimes = slices.DeleteFunc(s.unhealthyTimes, func(at time.Time) bool { return at.After(now) })
-	if r.Retired != nil && r.Retired.At.After(now) {
-		s.retired = &device.Retirement{Note: r.Retired.Note, At: now}
+	if s.retired != nil && s.retired.At.After(now) {
+		s.retired = &device.Retirement{Note: s.retired.Note, At: now}
 	}
 	if r.Reason == "" {
 		return s
@@ -111,8 +126,9 @@ func (g *trackedGPU) healthRecord(id device.ID, s *healthState, now time.Time) (
 	r = Record{
 		GPU: g.gpu, Device: id,
 		UnhealthyTimes: s.unhealthyTimes, FailedResets: s.failedResets,
-		Retired: s.retired, Listed: s.listed, Behind: s.behind,
+		Behind: s.behind,
 	}
+	r.setRetired(s.retired, s.listed)
 	if s.retirement() != nil {
 		r.LastSeen = now
 	}
@@ -210,8 +226,8 @@ func (all records) reset(gpu device.GPU, energyCounter uint64, now time.Time) (c
 // one.
 func (all records) trust(id device.ID) (retired bool) {
 	for key, r := range all {
-		if (string(key.gpu) == string(id) || key.device == id) && r.Retired != nil {
-			r.Retired = nil
+		if (string(key.gpu) == string(id) || key.device == id) && r.retiredByCommand() != nil {
+			r.setRetired(nil, r.Listed)
 			all[key] = r
 			retired = true
 		}

@@ -46,6 +46,12 @@ func TestListed(t *testing.T) {
 			list empty; 1s: - -; records - -`},
 		{"an incomplete list", 2, `1s; list g0=fan; 1s: retired -; list g1=rma *=; restart; 1m: retired retired
 			list g1=rma; 1s: - retired`},
+		// Older versions read only Retired of a record.
+		{"for older versions", 2, `1s; list g0=fan; 1s; records -+retiredByList -; remove g0; 20m; records lost+retiredByList -
+			restart; 1m; trust g0 unknown device; list g0=rma; 1s; records lost+retiredByList -; list empty; 1s; records lost -`},
+		{"for older versions, by a command as well", 2, `1s; retire d0 fan; list g0=rma; 1s; records -+retired -
+			remove g0; 20m; records lost+retired -; trust g0 retired does not list; records lost+retiredByList -
+			list empty; 1s; records lost -`},
 		{"reimaged", 2, `list g0=fan@240h; start; 1s: retired -; since 240h0m1s; stop; lose; start; 1m: retired -`},
 		{"a GPU that is gone", 2, `list s0=fan; start; 1s; remove g0; 1m: retired -; gone gone -; missing; 20m: -; missing
 			restart; 1m: -; missing; list empty; 1s; missing g0`},

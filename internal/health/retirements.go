@@ -33,7 +33,7 @@ func (e *engine) applyRetirements() {
 			listed = e.listedRetirement(list, listed, cmp.Or(string(key.device), string(key.gpu)))
 		}
 		if listed != r.Listed {
-			r.Listed = listed
+			r.setRetired(r.retiredByCommand(), listed)
 			e.absent[key] = r
 			e.needSave(saveSoon)
 		}

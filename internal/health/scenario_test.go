@@ -343,7 +343,7 @@ func (s *scenarioRun) records() (got []string) {
 			text += fmt.Sprintf("+failed%d", r.FailedResets.Count)
 		}
 		if r.Retired != nil {
-			text += "+retired"
+			text += "+retired" + strings.Repeat("ByList", min(1, len(r.Retired.ListedAs)))
 		}
 		for _, x := range r.Xids {
 			if !x.LastHistorical.IsZero() {
