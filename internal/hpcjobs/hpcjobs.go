@@ -35,6 +35,9 @@ const (
 	// readInterval is the interval of reads: a job that ends within it may be
 	// missed. fsnotify sees no changes of network file systems.
 	readInterval = 2 * time.Second
+	// readTimeout is the age of a read at which the jobs are unknown: a network
+	// file system may hang.
+	readTimeout = 10 * time.Second
 
 	maxFiles      = 1024 // in the folder; further files are ignored
 	maxFileBytes  = 4096
@@ -49,27 +52,54 @@ var fileName = regexp.MustCompile(`^([0-9]{1,4}(\.[0-9]{1,4})?|(GPU|MIG)-[0-9A-Z
 // never changes.
 type Mapping map[string][]string
 
-// Of returns the jobs of a device. The jobs of a GPU are not those of its MIG
+// Of returns the jobs of a device, sorted. The jobs of a GPU are not those of its MIG
 // devices.
 func (m Mapping) Of(d device.Device) []string {
 	name := strconv.Itoa(d.Index)
 	if !d.WholeGPU() {
 		name += "." + strconv.Itoa(d.GI)
 	}
-	return slices.Concat(m[string(d.ID)], m[name])
+	jobs := slices.Concat(m[string(d.ID)], m[name])
+	slices.Sort(jobs)
+	return slices.Compact(jobs) // a series for each
 }
 
 // Follow reads the files of a folder until ctx is done. The folder may appear
 // later. A change of the files that cannot be read is one line in the log.
 func Follow(ctx context.Context, folder string, mapping *pubsub.Value[Mapping], log *slog.Logger) {
+	follow(ctx, func() (Mapping, error) { return Read(folder) }, mapping, log)
+}
+
+// follow is Follow with a function that reads. A read that hangs delays nothing,
+// and there is no second one beside it.
+func follow(ctx context.Context, read func() (Mapping, error), mapping *pubsub.Value[Mapping], log *slog.Logger) {
+	type result struct {
+		mapping Mapping
+		err     error
+	}
+	results := make(chan result, 1)
 	for logged := ""; ctx.Err() == nil; {
-		m, err := Read(folder)
-		text := strings.ReplaceAll(fmt.Sprint(err), "\n", "; ")
-		if err != nil && text != logged {
-			log.Warn("cannot read HPC job mapping", "err", text)
+		go func() {
+			m, err := read()
+			results <- result{m, err}
+		}()
+		timeout := time.After(readTimeout)
+		for ended := false; !ended; {
+			r := result{err: fmt.Errorf("read does not end within %s", readTimeout)}
+			select {
+			case r = <-results:
+				ended = true
+			case <-timeout:
+			case <-ctx.Done():
+				return
+			}
+			text := strings.ReplaceAll(fmt.Sprint(r.err), "\n", "; ")
+			if r.err != nil && text != logged {
+				log.Warn("cannot read HPC job mapping", "err", text)
+			}
+			logged = text
+			mapping.Set(r.mapping)
 		}
-		logged = text
-		mapping.Set(m)
 		_ = retry.Sleep(ctx, retry.Aligned(readInterval)) // an error ends the loop
 	}
 }

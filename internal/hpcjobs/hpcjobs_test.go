@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -18,6 +19,7 @@ import (
 	"github.com/podgauge/podgauge/internal/hpcjobs"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"go.uber.org/goleak"
 )
@@ -37,7 +39,7 @@ func TestRead(t *testing.T) {
 	)
 	folder := t.TempDir()
 	for name, content := range map[string]string{
-		"0": "1234", "1": "12\n34\r\n\n", "2": "", "3": "0\n", "2.7": "56\n", gpu: "78\n", mig: "90\n",
+		"0": "1234", "1": "34\n12\r\n\n34", "2": "", "3": "0\n", "2.7": "56\n", gpu: "78\n12\n", mig: "90\n",
 		"4": strings.Repeat("9\n", 33), "5": strings.Repeat("9", 129), "6": "1\x1b[2J\n", "7": "\xff", "8": strings.Repeat("\n", 5000),
 		"0.tmp": "11", ".0": "12", "GPU-../x": "", "00000": "13",
 	} {
@@ -49,7 +51,7 @@ func TestRead(t *testing.T) {
 	require.NoError(t, os.Mkdir(filepath.Join(folder, "11"), 0o700))
 	require.NoError(t, syscall.Mkfifo(filepath.Join(folder, "12"), 0o600))
 	m, err := hpcjobs.Read(folder)
-	want := hpcjobs.Mapping{"0": {"1234"}, "1": {"12", "34"}, "2.7": {"56"}, gpu: {"78"}, mig: {"90"}}
+	want := hpcjobs.Mapping{"0": {"1234"}, "1": {"34", "12", "34"}, "2.7": {"56"}, gpu: {"78", "12"}, mig: {"90"}}
 	if !reflect.DeepEqual(m, want) {
 		t.Errorf("got %v, want %v", m, want)
 	}
@@ -61,7 +63,7 @@ func TestRead(t *testing.T) {
 	whole := device.Device{ID: gpu, GPU: gpu, Index: 1, MIGDeviceIndex: -1}
 	part := device.Device{ID: mig, GPU: gpu, Index: 2, MIGDeviceIndex: 0, GI: 7}
 	none := device.Device{ID: "MIG-x", GPU: gpu, Index: 1, MIGDeviceIndex: 1, GI: 2}
-	for d, want := range map[*device.Device]string{&whole: "[78 12 34]", &part: "[90 56]", &none: "[]"} {
+	for d, want := range map[*device.Device]string{&whole: "[12 34 78]", &part: "[56 90]", &none: "[]"} {
 		if got := fmt.Sprint(m.Of(*d)); got != want {
 			t.Errorf("jobs of %s: got %s, want %s", d.ID, got, want)
 		}
@@ -105,6 +107,46 @@ func TestFollow(t *testing.T) {
 		<-ended
 		if got := strings.Count(log.String(), "\n"); got != 2 {
 			t.Errorf("log: got %s, want a line without the folder, and one for the file", log.String())
+		}
+	})
+}
+
+// TestFollowHungFolder checks that jobs are unknown while a read hangs, and that the end does not wait for it.
+func TestFollowHungFolder(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		var published pubsub.Value[hpcjobs.Mapping]
+		var reads atomic.Int32
+		proceed := make(chan struct{})
+		defer close(proceed)
+		read := func() (hpcjobs.Mapping, error) {
+			if reads.Add(1) > 1 {
+				<-proceed
+			}
+			return hpcjobs.Mapping{"0": {"1"}}, nil
+		}
+		want := func(jobs, readCount int) {
+			t.Helper()
+			synctest.Wait()
+			if m, _ := published.Get(); len(m) != jobs || int(reads.Load()) != readCount {
+				t.Errorf("got jobs %v after %d reads, want %d after %d", m, reads.Load(), jobs, readCount)
+			}
+		}
+		stop := background.Run(t, func(ctx context.Context) error {
+			hpcjobs.FollowReads(ctx, read, &published, slog.New(slog.DiscardHandler))
+			return nil
+		})
+		time.Sleep(10 * time.Second)
+		want(1, 2)
+		time.Sleep(time.Minute)
+		want(0, 2)
+		proceed <- struct{}{}
+		want(1, 2)
+		time.Sleep(5 * time.Second)
+		want(1, 3)
+		begin := time.Now()
+		stop()
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("got an end after %s, want at once", took)
 		}
 	})
 }
