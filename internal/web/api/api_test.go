@@ -451,7 +451,7 @@ func TestNode(t *testing.T) {
 				ids = append(ids, i.ID)
 			}
 			if !slices.Equal(ids, want) || got.Node != "node-a" || got.Driver.State != "up" || len(got.Devices) != 5 ||
-				got.MissingGPUs != 5 || !slices.Equal(got.Resources, s.Resources) {
+				got.IncidentsTotal != len(want) || got.MissingGPUs != 5 || !slices.Equal(got.Resources, s.Resources) {
 				t.Errorf("%s: got incidents %v of %+v, want %v", query, ids, got, want)
 			}
 		}

@@ -28,6 +28,9 @@ func (e *route) newest(r *http.Request) (response, []<-chan struct{}, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	if IsWatch(r) { // sends all incidents again with each change
+		q.Limit = min(q.Limit, DefaultLimit)
+	}
 	n, changes := e.source()
 	return e.handle(&n, q.resolveIndex(n.Statuses), now), changes, nil
 }

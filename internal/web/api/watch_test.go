@@ -16,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // watchedNode is a node whose state a test changes.
@@ -137,6 +138,32 @@ func TestWatchOmitsEqualStates(t *testing.T) {
 				n.Allocations.Complete = false
 			})
 			s.want(1)
+		})
+	}
+}
+
+// TestWatchManyIncidents checks the limits of the incidents in a line.
+func TestWatchManyIncidents(t *testing.T) {
+	for url, want := range map[string]int{
+		api.NodePath + "?watch": 200, api.IncidentsPath + "?limit=1000&watch": 100, api.IncidentsPath + "?limit=9&watch": 9,
+	} {
+		bubble.Test(t, func(t *testing.T) {
+			w := newWatchedNode(t)
+			w.change(func(n *api.Node) {
+				n.Incidents.Incidents = nil
+				for i := range uint64(250) {
+					n.Incidents.Incidents = append(n.Incidents.Incidents, incident.Incident{ID: 250 - i, Last: time.Now()})
+				}
+			})
+			var got struct {
+				Incidents []incident.Incident
+				Total     int
+				NodeTotal int `json:"incidents_total"`
+			}
+			require.NoError(t, json.Unmarshal([]byte(w.start(url, 1).want(1)), &got))
+			if len(got.Incidents) != want || got.Incidents[0].ID != 250 || got.Total+got.NodeTotal != 250 {
+				t.Errorf("%s: got %d incidents of %d, want %d", url, len(got.Incidents), got.Total+got.NodeTotal, want)
+			}
 		})
 	}
 }
