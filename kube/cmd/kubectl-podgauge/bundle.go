@@ -148,6 +148,9 @@ func (b *bundle) collect(ctx context.Context, c *client, p *corev1.Pod) {
 			ctx, cancel := context.WithTimeout(ctx, c.timeout)
 			defer cancel()
 			content, err := f.read(ctx)
+			if errors.Is(err, cli.ErrReported) { // doctor found problems
+				err = nil
+			}
 			f.content, f.err = redact(content), err
 		})
 	}

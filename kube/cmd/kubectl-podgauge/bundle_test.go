@@ -102,7 +102,7 @@ func TestBundle(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rma.tar.gz")
 	runInPod := func(_ context.Context, p *corev1.Pod, command []string) ([]byte, error) {
 		if command[0] == "podgauge" {
-			return []byte("ok  driver  2 GPUs\n"), nil
+			return []byte("failure  driver  no answer\n"), cli.ErrReported
 		}
 		if p.Name != "podgauge-bug-report-x" || !slices.Equal(command[:2], []string{"chroot", "/driver"}) {
 			t.Errorf("command %q in %s", command, p.Name)
@@ -126,6 +126,9 @@ func TestBundle(t *testing.T) {
 		if strings.Contains(content, "hunter2") || strings.Contains(content, "web.config.file") {
 			t.Errorf("%s has a secret: %s", name, content)
 		}
+	}
+	if contents["doctor.txt"] != "failure  driver  no answer\n" {
+		t.Errorf("doctor with problems: got %q", contents["doctor.txt"])
 	}
 	if !strings.Contains(contents["podgauge.log"], "reason=xid_79 url=http://10.0.0.1:9400/metrics\n") || !strings.HasPrefix(contents["nvidia-bug-report.log.gz"], "\x1f\x8b") {
 		t.Errorf("got %q", contents["podgauge.log"])
