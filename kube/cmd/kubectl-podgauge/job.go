@@ -24,6 +24,7 @@ const (
 	firstFault       = "first fault"       // of the hardware
 	laterFault       = "later fault"       // of the hardware
 	consequence      = "consequence"       // an error of software, or an end, after the first fault
+	information      = "information"       // of the hardware, which did not fail
 	applicationError = "application error" // before the first fault, or without one
 )
 
@@ -160,8 +161,10 @@ func (r *jobReport) newDocument(begin time.Time, records []podRecord, incomplete
 		case record.faultTime().Before(begin): // of an earlier job with the name
 			continue
 		default:
-			faulted[record.Pod] = true
-			record.Ended = cmp.Or(record.Ended, ended[record.owner])
+			if !record.isInformation() {
+				faulted[record.Pod] = true
+				record.Ended = cmp.Or(record.Ended, ended[record.owner])
+			}
 			d.Events = append(d.Events, jobEvent{At: record.faultAt, podRecord: record})
 		}
 		pods[record.Pod], nodes[record.Node] = true, true
@@ -197,9 +200,12 @@ func (d *jobDocument) setEvents() {
 		before := !e.At.IsZero() && e.At.Before(firstAt.Add(-detectionDelay))
 		return e.Fault == "" && (firstAt.IsZero() || before)
 	})
+	applicationErrors := 0
 	for i := range d.Events {
 		e := &d.Events[i]
 		switch {
+		case e.isInformation():
+			e.Event = information
 		case e.isHardware() && d.FirstFault == nil:
 			e.Event, d.FirstFault = firstFault, e
 		case e.isHardware():
@@ -208,23 +214,31 @@ func (d *jobDocument) setEvents() {
 			e.Event = consequence
 		default:
 			e.Event = applicationError
+			applicationErrors++
 		}
 	}
-	d.Summary = d.summary()
+	d.Summary = d.summary(applicationErrors)
 }
 
 // isHardware reports whether the event is a fault of the hardware.
-func (e jobEvent) isHardware() bool { return e.Fault != "" && !xid.BySoftware(e.Fault) }
+func (e jobEvent) isHardware() bool { return e.Fault != "" && !xid.BySoftware(e.Fault) && !e.isInformation() }
+
+// isInformation reports whether the hardware reported a repair, or details of
+// another fault: Xid 63, but not errors of software such as Xid 43.
+func (p *podRecord) isInformation() bool {
+	number, isXid := xid.OfReason(p.Fault)
+	return isXid && xid.ClassOf(number) == xid.Information && !xid.BySoftware(p.Fault)
+}
 
 func (d *jobDocument) title() string { return d.Namespace + "/" + d.Job }
 
 // summary returns the answer in words.
-func (d *jobDocument) summary() []string {
+func (d *jobDocument) summary(applicationErrors int) []string {
 	size := text.Plural(d.Pods, "pod") + " on " + text.Plural(d.Nodes, "node")
 	if d.FirstFault == nil {
 		line := fmt.Sprintf("%s: no fault of the hardware affected %s", d.title(), size)
-		if len(d.Events) > 0 {
-			line += ", but " + text.Plural(len(d.Events), "application error")
+		if applicationErrors > 0 {
+			line += ", but " + text.Plural(applicationErrors, "application error")
 		}
 		if d.Incomplete {
 			line += ", as far as known"

@@ -177,6 +177,35 @@ func TestJobWithoutFault(t *testing.T) {
 	}
 }
 
+// TestJobWithInformation checks that reports of the hardware about repairs, such as Xid 63, are no faults: later ends are no consequences.
+func TestJobWithInformation(t *testing.T) {
+	c, now := newJobCluster(t)
+	a, b := c.nodes["node-a"], c.nodes["node-b"]
+	c.created, a.incidents.Incidents, b.incidents.Incidents = nil, nil, nil
+	b.affect(now.Add(-72*time.Hour), gpu0, "xid_63", "", "train-1", nil)
+	const line = "research/train: no fault of the hardware affected 5 pods on 2 nodes"
+	run := func() string {
+		out, errs, status := c.run(nil, "job", "train", "-n=research")
+		if status != cli.ExitOK || errs != "" {
+			t.Errorf("got status %d, %s", status, errs)
+		}
+		return strings.Join(strings.Fields(out), " ")
+	}
+	if out := run(); !strings.HasPrefix(out, line+" WHEN ") || !strings.HasSuffix(out, "3 days ago information node-b 0 train-1 main xid_63 gone - -") {
+		t.Error(out)
+	}
+	a.affect(now.Add(-10*time.Minute), gpu1, "xid_79", "reboot", "train-3", nil)
+	out := run()
+	for _, want := range []string{
+		"the first fault is of GPU 1 on node node-a, 10 min ago", "information node-b 0 train-1 main xid_63 gone - - ",
+		"first fault node-a", "consequence node-b - train-1 main - - - Failed, Error, exit 1",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("got %s, want %s", out, want)
+		}
+	}
+}
+
 // TestJobOfRemovedNodes finds pods and faults of removed nodes in Prometheus.
 func TestJobOfRemovedNodes(t *testing.T) {
 	c, now := newJobCluster(t)
