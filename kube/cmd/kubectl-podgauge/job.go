@@ -221,7 +221,9 @@ func (d *jobDocument) setEvents() {
 }
 
 // isHardware reports whether the event is a fault of the hardware.
-func (e jobEvent) isHardware() bool { return e.Fault != "" && !xid.BySoftware(e.Fault) && !e.isInformation() }
+func (e jobEvent) isHardware() bool {
+	return e.Fault != "" && !xid.BySoftware(e.Fault) && !e.isInformation()
+}
 
 // isInformation reports whether the hardware reported a repair, or details of
 // another fault: Xid 63, but not errors of software such as Xid 43.
