@@ -1,6 +1,7 @@
 package app_test
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net"
@@ -137,6 +138,30 @@ func TestUnknownDevices(t *testing.T) {
 	if strings.Contains(w.scrape("text/plain"), `reason="retired"`) {
 		t.Error("an invalid request has retired a device")
 	}
+}
+
+// renumbered is a machine that numbers the present GPUs, as the driver does when it is loaded.
+type renumbered struct{ *sim.Machine }
+
+func (r renumbered) Devices(ctx context.Context) ([]device.Device, error) {
+	devices, err := r.Machine.Devices(ctx)
+	for i := range devices {
+		devices[i].Index = i
+	}
+	return devices, err
+}
+
+// TestIndexOfTwoDevices checks that the index of a healthy GPU is refused if a gone GPU had it, too.
+func TestIndexOfTwoDevices(t *testing.T) {
+	t.Parallel()
+	dir, machine := program.ShortDir(t), newMachine(sim.H100, sim.H100)
+	ids := machine.GPUs()
+	t.Run("first process", func(t *testing.T) { startWithSocketIn(t, dir, testSetup{machine: machine}).waitRegistered() })
+	machine.RemoveGPU(device.ID(ids[0]))
+	w := startWithSocketIn(t, dir, testSetup{machine: machine, backend: renumbered{machine}})
+	w.waitNotReady("devices", string(ids[0]))
+	w.device(dir, cli.ExitError, "", fmt.Sprintf(`"0" names %s (gone) and %s: use the UUID`, ids[0], ids[1]), "retire", "0", "--reason=x")
+	w.device(dir, cli.ExitOK, fmt.Sprintf("GPU 0 (%s) is retired", ids[1]), "", "retire", string(ids[1]), "--reason=x")
 }
 
 // TestRetirementIsNotStored checks that a device is retired even if the file cannot be written, and that the response

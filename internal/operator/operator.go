@@ -151,15 +151,12 @@ func (h *CommandHandler) overruleHealth(ctx context.Context, r Request) (Respons
 	if statuses == nil {
 		return Response{}, errors.New("no device is known yet: the driver has not listed any")
 	}
-	id, name := device.ID(r.Device), r.Device
-	if i := slices.IndexFunc(statuses, func(s device.Status) bool {
-		return r.Device == string(s.ID) || !s.Gone && r.Device == deviceIndex(&s)
-	}); i >= 0 {
-		id, name = statuses[i].ID, deviceTitle(&statuses[i])
+	id, name, err := findDevice(statuses, r.Device)
+	if err != nil {
+		return Response{}, err
 	}
 	var lines []string
 	var trusted health.Trusted
-	var err error
 	switch r.Action {
 	case Retire:
 		err = h.Monitor.Retire(ctx, id, r.Reason)
@@ -187,6 +184,30 @@ func (h *CommandHandler) overruleHealth(ctx context.Context, r Request) (Respons
 		lines = append(lines, fmt.Sprintf("not stored on disk, a restart of podgauge loses this change: %v", err))
 	}
 	return Response{Lines: lines, Holds: r.Action == Trust && len(h.notHealthy(id)) > 0}, nil
+}
+
+// findDevice returns the device with a name, and its title. An unknown name
+// stays. A gone GPU may have the index of another.
+func findDevice(statuses []device.Status, name string) (id device.ID, title string, err error) {
+	id, title = device.ID(name), name
+	var named []string // by index
+	for i := range statuses {
+		s := &statuses[i]
+		hasIndex, unique := name == deviceIndex(s), string(s.ID)
+		if s.Gone {
+			unique += " (gone)"
+		}
+		if hasIndex {
+			named = append(named, unique)
+		}
+		if name == string(s.ID) || hasIndex && !s.Gone {
+			id, title = s.ID, deviceTitle(s)
+		}
+	}
+	if len(named) > 1 {
+		err = fmt.Errorf("%q names %s: use the UUID", name, strings.Join(named, " and "))
+	}
+	return id, title, err
 }
 
 // deviceIndex returns the index of a GPU, and GPU:MIG of a MIG device, as `podgauge status` shows.
