@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/internal/xid"
@@ -32,10 +33,14 @@ const maxLogLines = 50000
 // bundle is an archive with what podgauge and the API server know of a node,
 // for a repair by the vendor. It has no environment, arguments or configs.
 type bundle struct {
-	node, gpu string // gpu: index or UUID; empty: all
+	node, gpu string // gpu: as in findDevice; empty: all
 	file      string
 	bugReport bugReport
 
+	// found is closed when devices is set, or cannot be.
+	found     chan struct{}
+	id        device.ID           // of gpu; empty: unknown
+	nameErr   error               // gpu names no device, or several
 	devices   api.DevicesResponse // empty: unknown, as the next two
 	incidents api.IncidentsResponse
 	info      corev1.NodeSystemInfo
@@ -78,20 +83,16 @@ func newBundleCommand(c *client) *cobra.Command {
 // write collects and writes the archive. What cannot be obtained is a line of
 // the summary.
 func (b *bundle) write(ctx context.Context, c *client) error {
-	pods, err := c.pods(ctx)
+	p, err := c.podOf(ctx, b.node)
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(pods, func(p corev1.Pod) bool { return p.Spec.NodeName == b.node })
-	if i < 0 {
-		return fmt.Errorf("node %q has no pod of podgauge", b.node)
-	}
-	b.collect(ctx, c, &pods[i])
-	if b.gpu != "" && b.devices.Devices != nil && len(b.devices.Devices) == 0 {
-		return fmt.Errorf("node %s has no GPU %s", b.node, b.gpu)
+	b.collect(ctx, c, p)
+	if b.nameErr != nil {
+		return b.nameErr
 	}
 	if b.bugReport.enabled {
-		report, err := b.bugReport.run(ctx, c, &pods[i])
+		report, err := b.bugReport.run(ctx, c, p)
 		b.files = append(b.files, bundleFile{name: "nvidia-bug-report.log.gz", content: report, err: err})
 	}
 	if ctx.Err() != nil {
@@ -99,7 +100,7 @@ func (b *bundle) write(ctx context.Context, c *client) error {
 	}
 	now := time.Now().UTC()
 	file := cmp.Or(b.file, fmt.Sprintf("podgauge-%s-%s.tar.gz", b.node, now.Format("20060102T150405Z")))
-	archive, err := b.archive(now, container(&pods[i]).Image)
+	archive, err := b.archive(now, container(p).Image)
 	if err == nil {
 		err = os.WriteFile(file, archive, 0o600)
 	}
@@ -129,6 +130,7 @@ func (b *bundle) collect(ctx context.Context, c *client, p *corev1.Pod) {
 			}).DoRaw(ctx)
 		}
 	}
+	b.found = make(chan struct{})
 	b.files = []bundleFile{
 		{name: "devices.json", read: func(ctx context.Context) ([]byte, error) { return b.readDevices(ctx, c, p) }},
 		{name: "incidents.json", read: func(ctx context.Context) ([]byte, error) { return b.readIncidents(ctx, c, p) }},
@@ -161,13 +163,22 @@ func (b *bundle) collect(ctx context.Context, c *client, p *corev1.Pod) {
 }
 
 func (b *bundle) readDevices(ctx context.Context, c *client, p *corev1.Pod) ([]byte, error) {
+	defer close(b.found)
 	devices, err := get[api.DevicesResponse](ctx, c, p, "status", nil)
 	if err != nil {
 		return nil, err
 	}
-	devices.Devices = slices.DeleteFunc(devices.Devices, func(d api.DeviceJSON) bool {
-		return b.gpu != "" && string(d.GPU) != b.gpu && string(d.ID) != b.gpu && strconv.Itoa(d.Index) != b.gpu
-	})
+	if b.gpu != "" {
+		found, err := findDevice(b.node, b.gpu, devices.Devices)
+		if err != nil {
+			b.nameErr = err
+			return nil, err
+		}
+		b.id = found.ID
+		devices.Devices = slices.DeleteFunc(devices.Devices, func(d api.DeviceJSON) bool {
+			return d.ID != b.id && d.GPU != device.GPU(b.id)
+		})
+	}
 	b.devices = *devices
 	return json.MarshalIndent(devices, "", "  ")
 }
@@ -175,7 +186,11 @@ func (b *bundle) readDevices(ctx context.Context, c *client, p *corev1.Pod) ([]b
 func (b *bundle) readIncidents(ctx context.Context, c *client, p *corev1.Pod) ([]byte, error) {
 	query := url.Values{"limit": {strconv.Itoa(api.MaxLimit)}}
 	if b.gpu != "" {
-		query.Set("device", b.gpu)
+		<-b.found
+		if b.id == "" {
+			return nil, errors.New("the UUID of the GPU is unknown")
+		}
+		query.Set("device", string(b.id))
 	}
 	incidents, err := get[api.IncidentsResponse](ctx, c, p, "incidents", query)
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -133,6 +134,11 @@ func TestBundle(t *testing.T) {
 	if !strings.Contains(contents["podgauge.log"], "reason=xid_79 url=http://10.0.0.1:9400/metrics\n") || !strings.HasPrefix(contents["nvidia-bug-report.log.gz"], "\x1f\x8b") {
 		t.Errorf("got %q", contents["podgauge.log"])
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if i := slices.IndexFunc(c.requests, func(r string) bool { return strings.Contains(r, api.IncidentsPath) }); !strings.Contains(c.requests[i], "device="+gpu1) {
+		t.Errorf("incidents of the UUID: got %q", c.requests[i])
+	}
 	if strings.Contains(contents["devices.json"], gpu0) || !strings.Contains(contents["devices.json"], `"serial": "1650023000001"`) {
 		t.Error(contents["devices.json"])
 	}
@@ -181,7 +187,7 @@ func TestBundleInterrupted(t *testing.T) {
 	c.ctx = t.Context()
 	for args, want := range map[string]string{
 		"bundle": "error: accepts between 1 and 2 arg(s), received 0\n", "bundle node-x": "error: node \"node-x\" has no pod of podgauge\n",
-		"bundle node-a 7": "error: node node-a has no GPU 7\n", "bundle node-a --bug-report": "error: --bug-report requires --image\n",
+		"bundle node-a 7": "error: node-a has no device \"7\": expected one of 0 (" + gpu0 + "), 1 (" + gpu1 + ")\n", "bundle node-a --bug-report": "error: --bug-report requires --image\n",
 		"bundle node-a -o /no/such/file": "error: open /no/such/file: no such file or directory\n",
 	} {
 		if out, errs, status := c.run(func(c *client) { c.runInPod = runInPod }, strings.Fields(args)...); status == cli.ExitOK || out != "" || errs != want {

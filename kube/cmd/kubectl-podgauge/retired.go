@@ -35,6 +35,8 @@ type retiredDevice struct {
 	// Pending is set if the node has not applied the list yet.
 	Pending     bool               `json:"pending,omitempty"`
 	MaskedFault device.MaskedFault `json:"masked_fault,omitzero"`
+
+	listed string // UUID or serial number in the list; empty: a command on the node
 }
 
 // listOf returns the ConfigMap of retired devices that a pod mounts.
@@ -66,9 +68,12 @@ func (c *client) reportRetired(ctx context.Context) (result, error) {
 		for i := range a.Response.Devices {
 			d := &a.Response.Devices[i]
 			ofGPU := func(r retiredDevice) bool { return r.Node == a.Node && r.Device == string(d.GPU) }
-			listed := slices.IndexFunc(rows, func(r retiredDevice) bool { return isName(r.Device, d) })
+			listed := slices.IndexFunc(rows, func(r retiredDevice) bool { return isName(r.listed, d) })
 			switch {
 			case listed >= 0:
+				if r := rows[listed]; r.Node != "" && r.Device != string(d.ID) { // another GPU of the board
+					listed, rows = len(rows), append(rows, r)
+				}
 				r := &rows[listed]
 				r.Node, r.GPU, r.MaskedFault, r.Device = a.Node, cli.DeviceNumber(d), d.MaskedFault, string(d.ID)
 				r.Pending = d.Reason != device.ReasonRetired
@@ -117,6 +122,7 @@ func (c *client) listedDevices(ctx context.Context) ([]retiredDevice, error) {
 		for _, r := range all.Retired {
 			devices = append(devices, retiredDevice{
 				Device: r.Device, Reason: r.Reason, By: r.By, Since: r.Since(), Source: key.String(),
+				listed: r.Device,
 			})
 		}
 	}

@@ -70,7 +70,7 @@ func (e *retirementEdit) command(use, short, example string,
 }
 
 func (e *retirementEdit) retire(ctx context.Context, p *corev1.Pod) (string, error) {
-	d, err := e.findDevice(ctx, p)
+	d, err := e.askDevice(ctx, p)
 	// A node that is down, or whose podgauge fails, cannot say which device it has.
 	if entry := (config.Retirement{Device: e.gpu, Reason: "x"}); err != nil && d == nil && entry.Check() == nil {
 		d, err = &api.DeviceJSON{ID: device.ID(e.gpu)}, nil
@@ -105,7 +105,7 @@ func (e *retirementEdit) retire(ctx context.Context, p *corev1.Pod) (string, err
 }
 
 func (e *retirementEdit) unretire(ctx context.Context, p *corev1.Pod) (string, error) {
-	d, err := e.findDevice(ctx, p)
+	d, err := e.askDevice(ctx, p)
 	if err != nil { // the GPU or the node may be gone
 		d = &api.DeviceJSON{ID: device.ID(e.gpu)}
 	}
@@ -126,26 +126,41 @@ func (e *retirementEdit) unretire(ctx context.Context, p *corev1.Pod) (string, e
 	return fmt.Sprintf("%s is no longer retired in %s; %s follows within about a minute", d.ID, list, e.node), editErr
 }
 
-// findDevice returns the device that the user names; nil without an answer of
+// askDevice returns the device that the user names; nil without an answer of
 // the node.
-func (e *retirementEdit) findDevice(ctx context.Context, p *corev1.Pod) (*api.DeviceJSON, error) {
+func (e *retirementEdit) askDevice(ctx context.Context, p *corev1.Pod) (*api.DeviceJSON, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
 	devices, err := get[api.DevicesResponse](ctx, e.client, p, "status", nil)
 	if err != nil {
 		return nil, fmt.Errorf("list devices of %s: %w", e.node, err)
 	}
-	var known []string
-	for i := range devices.Devices {
-		d := &devices.Devices[i]
-		number := cli.DeviceNumber(d)
-		if isName(e.gpu, d) || !d.Gone && e.gpu == number {
-			return d, nil
+	return findDevice(e.node, e.gpu, devices.Devices)
+}
+
+// findDevice returns the only device with a name: a gone GPU may have the index
+// of another, and the GPUs of a board have one serial number.
+func findDevice(node, name string, devices []api.DeviceJSON) (*api.DeviceJSON, error) {
+	found, known, named := &api.DeviceJSON{}, []string{}, []string{}
+	for i := range devices {
+		d := &devices[i]
+		number, id := cli.DeviceNumber(d), string(d.ID)
+		known = append(known, fmt.Sprintf("%s (%s)", number, id))
+		if d.Gone {
+			id += " (gone)"
 		}
-		known = append(known, fmt.Sprintf("%s (%s)", number, d.ID))
+		if isName(name, d) || name == number {
+			found, named = d, append(named, id)
+		}
 	}
-	return &api.DeviceJSON{}, fmt.Errorf("%s has no device %q: expected one of %s", e.node, e.gpu,
-		cmp.Or(strings.Join(known, ", "), "none: the driver has listed no device"))
+	switch len(named) {
+	case 0:
+		return found, fmt.Errorf("%s has no device %q: expected one of %s", node, name,
+			cmp.Or(strings.Join(known, ", "), "none: the driver has listed no device"))
+	case 1:
+		return found, nil
+	}
+	return &api.DeviceJSON{}, fmt.Errorf("%q names %s: use the UUID", name, strings.Join(named, " and "))
 }
 
 // username returns the user's name as the API server knows it; empty: unknown.

@@ -75,6 +75,36 @@ func TestRetire(t *testing.T) {
 	}
 }
 
+// TestAmbiguousNames checks that a name of several devices is refused: the index of a gone GPU that another has now, and the serial number
+// of a board with several GPUs, which the list may have.
+func TestAmbiguousNames(t *testing.T) {
+	node := newNode(time.Now())
+	d := node.devices.Devices
+	d[0].Index, d[1].Gone = 1, true
+	for i := range d {
+		d[i].InfoLabels = map[string]string{"serial": "0324018045603"}
+	}
+	c := newFakeCluster(t, map[string]*fakeNode{"node-a": node})
+	ids := gpu0 + " and " + gpu1 + " (gone): use the UUID\n"
+	for args, want := range map[string]string{
+		"retire node-a 1 --reason=fan": `error: "1" names ` + ids, "unretire node-a 1": `error: "1" names ` + ids, "bundle node-a 1": `error: "1" names ` + ids,
+		"retire node-a 0324018045603 --reason=fan": `error: "0324018045603" names ` + ids,
+	} {
+		if out, errs, status := c.run(nil, strings.Fields(args)...); status != cli.ExitError || out != "" || errs != want {
+			t.Errorf("%s: got status %d, %s%s", args, status, out, errs)
+		}
+	}
+	c.setRetired(&corev1.ConfigMap{Data: map[string]string{config.RetiredFile: "retired: [{device: 0324018045603, reason: board}]\n"}})
+	d[0].Reason, d[1].Reason = "retired", "retired"
+	out, errs, status := c.run(nil, "retired", "-o=wide", "--no-headers")
+	if status != cli.ExitOK || errs != "" || strings.Count(out, "podgauge/podgauge-retired") != 2 || !strings.Contains(out, gpu0) || !strings.Contains(out, gpu1) {
+		t.Errorf("board: got status %d, %s%s", status, out, errs)
+	}
+	if out, errs, status := c.run(nil, "unretire", "node-a", "0324018045603"); status != cli.ExitOK || strings.Contains(c.retiredFile(), "0324018045603") {
+		t.Errorf("board: got status %d, %s%s", status, out, errs)
+	}
+}
+
 // TestRetireConflicts checks that two operators lose no change, and that a list that cannot be read is not replaced.
 func TestRetireConflicts(t *testing.T) {
 	c := newFakeCluster(t, map[string]*fakeNode{"node-a": newNode(time.Now())})
