@@ -121,7 +121,7 @@ func (r *jobReport) run(ctx context.Context, c *client) (result, error) {
 		}
 	}
 	if r.prometheus.given() {
-		past, err := r.prometheus.jobRecords(ctx, c.timeout, &r.pods, records, answers)
+		past, err := r.prometheus.jobRecords(ctx, c.timeout, &r.pods, begin, records, answers)
 		if err != nil {
 			res.failed = append(res.failed, "Prometheus: "+err.Error())
 		}

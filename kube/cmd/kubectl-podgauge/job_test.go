@@ -217,6 +217,16 @@ func TestJobOfRemovedNodes(t *testing.T) {
 		t.Errorf("got status %d, %s", status, errs)
 	}
 	testfile.CheckGolden(t, *update, "testdata/job_gone_node.txt", out)
+	// the last of several faults is not the first
+	const family = "nvidia_gpu_allocation_device_failure_last_timestamp_seconds"
+	last := past.families[family][0]
+	last.Value -= 3600
+	past.families["min_over_time("+family] = []model.Sample{last}
+	repeated, _, _ := c.run(nil, "job", "llm", "-n=serving", "--prometheus="+url, "--prometheus-config="+config)
+	limited, _, _ := c.run(nil, "job", "llm", "-n=serving", "--prometheus="+url, "--prometheus-config="+config, "--since=26h30m")
+	if repeated != strings.ReplaceAll(out, "26 h ago", "27 h ago") || limited != out {
+		t.Errorf("repeated fault: got %s, since 26.5 h ago %s", repeated, limited)
+	}
 	c.run(nil, "job", "-l=team=blue,gpu notin (a,b.c),!x,y", "-n=serving", "--prometheus="+url, "--prometheus-config="+config)
 	queries := strings.Join(past.queries, "\n")
 	for _, query := range []string{

@@ -55,7 +55,7 @@ func (r *podReport) run(ctx context.Context, c *client) (result, error) {
 		}
 	}
 	if r.prometheus.given() {
-		past, err := r.prometheus.records(ctx, c.timeout, r.namespace, []string{r.name}, answers)
+		past, err := r.prometheus.records(ctx, c.timeout, r.namespace, []string{r.name}, time.Time{}, answers)
 		if err != nil {
 			res.failed = append(res.failed, "Prometheus: "+err.Error())
 		}

@@ -73,9 +73,9 @@ func (s *promSource) connect() error {
 }
 
 // records returns the faults and allocations of pods. Nodes that answered have
-// the current health.
+// the current health. A fault before begin is no first fault.
 func (s *promSource) records(ctx context.Context, timeout time.Duration, namespace string, pods []string,
-	answers []answer[podAnswer],
+	begin time.Time, answers []answer[podAnswer],
 ) ([]podRecord, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -89,23 +89,34 @@ func (s *promSource) records(ctx context.Context, timeout time.Duration, namespa
 		owner = fmt.Sprintf("namespace=%q,pod=~%q", namespace, strings.Join(quoted, "|"))
 	}
 	window := model.Duration(s.since).String()
-	faults := q.vector(q.now,
-		"last_over_time(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{%[1]s}[%[2]s]) or "+
-			"last_over_time(nvidia_gpu_allocation_application_error_last_timestamp_seconds{%[1]s}[%[2]s])",
-		owner, window)
+	faults := func(function string) model.Vector {
+		return q.vector(q.now,
+			"%[1]s(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{%[2]s}[%[3]s]) or "+
+				"%[1]s(nvidia_gpu_allocation_application_error_last_timestamp_seconds{%[2]s}[%[3]s])",
+			function, owner, window)
+	}
 	allocations := q.vector(q.now, "last_over_time(nvidia_gpu_allocation_info{%s}[%s])", owner, window)
 	current := q.vector(q.now, "nvidia_gpu_allocation_info{%s}", owner)
 	endings := q.endings(owner, window)
 	var records []podRecord
-	for _, sample := range faults {
+	for _, sample := range faults("last_over_time") {
 		record := newPromRecord(sample.Metric)
-		at := time.UnixMilli(int64(sample.Value * 1000))
-		record.Fault, record.FaultAt, record.faultAt = string(sample.Metric["reason"]), &at, at
+		at := sampleTime(sample)
+		record.FaultAt, record.faultAt = &at, at
 		if code, found := strings.CutPrefix(record.Fault, "xid_"); found {
 			record.Xid, _ = strconv.ParseUint(code, 10, 64)
 		}
 		record.HealthThen, record.Action = q.healthAt(sample.Metric, at)
 		records = append(records, record)
+	}
+	for _, sample := range faults("min_over_time") { // the first fault
+		first, at := newPromRecord(sample.Metric), sampleTime(sample)
+		for i := range records {
+			r := &records[i]
+			if r.sameDevice(&first) && r.Fault == first.Fault && at.Before(r.faultAt) && !at.Before(begin) {
+				r.faultAt = at
+			}
+		}
 	}
 	for _, sample := range allocations {
 		record := newPromRecord(sample.Metric)
@@ -129,8 +140,8 @@ func (s *promSource) records(ctx context.Context, timeout time.Duration, namespa
 
 // jobRecords returns the records of the pods of a job, those that only
 // Prometheus knows included.
-func (s *promSource) jobRecords(ctx context.Context, timeout time.Duration, pods *jobPods, records []podRecord,
-	answers []answer[podAnswer],
+func (s *promSource) jobRecords(ctx context.Context, timeout time.Duration, pods *jobPods, begin time.Time,
+	records []podRecord, answers []answer[podAnswer],
 ) ([]podRecord, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -159,7 +170,7 @@ func (s *promSource) jobRecords(ctx context.Context, timeout time.Duration, pods
 	if len(names) == 0 || q.err != nil {
 		return nil, q.err
 	}
-	return s.records(ctx, timeout, pods.namespace, slices.Sorted(maps.Keys(names)), answers)
+	return s.records(ctx, timeout, pods.namespace, slices.Sorted(maps.Keys(names)), begin, answers)
 }
 
 // newPromRecord returns a record with the device and container of a series.
@@ -168,6 +179,7 @@ func newPromRecord(labels model.Metric) podRecord {
 		Node:      string(cmp.Or(labels["node"], labels["instance"])),
 		Device:    device.ID(cmp.Or(labels["mig_uuid"], labels["uuid"])),
 		GPU:       string(labels["gpu"]),
+		Fault:     string(labels["reason"]),
 		HealthNow: unknownHealth,
 		Source:    "prometheus",
 	}
@@ -176,6 +188,9 @@ func newPromRecord(labels model.Metric) podRecord {
 	})
 	return record
 }
+
+// sampleTime returns the time that a sample has as its value.
+func sampleTime(s *model.Sample) time.Time { return time.UnixMilli(int64(s.Value * 1000)) }
 
 // promQuery runs instant queries until the first error.
 type promQuery struct {
