@@ -60,7 +60,8 @@ func newBundleCommand(c *client) *cobra.Command {
 	command := &cobra.Command{
 		Use: "bundle NODE [GPU]", Short: "Write an archive on a node, or on a GPU of the node, for a repair (RMA)",
 		Long: "Write an archive on a node, or on a GPU of the node, for a repair (RMA): a summary, devices,\n" +
-			"incidents, allocations, metrics, doctor, logs and versions. Secrets are left out.",
+			"incidents, allocations, metrics, doctor, logs and versions. Secrets are left out, but the report of\n" +
+			"--bug-report is not filtered.",
 		Example: "  kubectl podgauge bundle node-a 3\n" +
 			"  kubectl podgauge bundle node-a --bug-report --image=busybox --driver-root=/run/nvidia/driver",
 		Args: cobra.RangeArgs(1, 2), PreRun: c.waitLonger,
@@ -120,7 +121,12 @@ func (b *bundle) write(ctx context.Context, c *client) error {
 // no other.
 func (b *bundle) collect(ctx context.Context, c *client, p *corev1.Pod) {
 	proxy := func(command string) func(context.Context) ([]byte, error) {
-		return func(ctx context.Context) ([]byte, error) { return c.proxy(ctx, p, command, nil) }
+		return func(ctx context.Context) ([]byte, error) {
+			if c.exec { // for nodes without the proxy; podgauge has no such command
+				return nil, errors.New("not available with --exec")
+			}
+			return c.proxy(ctx, p, command, nil)
+		}
 	}
 	log := func(previous bool) func(context.Context) ([]byte, error) {
 		return func(ctx context.Context) ([]byte, error) {

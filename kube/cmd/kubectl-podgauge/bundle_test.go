@@ -168,6 +168,21 @@ func TestBundleOfBrokenNode(t *testing.T) {
 	}
 }
 
+// TestBundleByExec checks that --exec does not use the proxy, and that the summary names what is missing.
+func TestBundleByExec(t *testing.T) {
+	c, _ := newBundleCluster(t)
+	t.Chdir(t.TempDir())
+	runInPod := func(context.Context, *corev1.Pod, []string) ([]byte, error) { return []byte("{}"), nil }
+	out, errs, status := c.run(func(c *client) { c.runInPod = runInPod }, "bundle", "node-a", "--exec")
+	const missing = "missing: allocations.json: not available with --exec\nmissing: metrics.txt: not available with --exec\n"
+	if status != cli.ExitOK || errs != missing || len(c.requests) > 0 {
+		t.Fatalf("got status %d, %s%s, requests %q", status, out, errs, c.requests)
+	}
+	if _, contents := readBundle(t, strings.TrimSpace(out)); !strings.Contains(contents["summary.md"], "- missing: metrics.txt: not available with --exec\n") {
+		t.Error(contents["summary.md"])
+	}
+}
+
 // TestBundleInterrupted checks that the debug pod is deleted after an interrupt, and that errors are one line.
 func TestBundleInterrupted(t *testing.T) {
 	c, debugPods := newBundleCluster(t)

@@ -175,10 +175,11 @@ func (j *jobPods) ends() (records []podRecord) {
 }
 
 // matchers returns PromQL's matchers of the pods' series: by controller, for
-// kube_pod_owner, and by each label, for families with label_*.
+// kube_pod_owner, and by each label, for families with label_* and hpc_job.
 func (j *jobPods) matchers() (owner string, byLabel []string) {
 	namespace := fmt.Sprintf("namespace=%q", j.namespace)
 	if j.selector == nil {
+		byLabel = append(byLabel, fmt.Sprintf("%s,hpc_job=%q", namespace, j.name))
 		for _, label := range allocation.JobLabels {
 			value := regexp.QuoteMeta(j.name)
 			if label == allocation.RayClusterLabel {
