@@ -192,16 +192,13 @@ func findDevice(statuses []device.Status, name string) (id device.ID, title stri
 	id, title = device.ID(name), name
 	var named []string // by index
 	for i := range statuses {
-		s := &statuses[i]
-		hasIndex, unique := name == deviceIndex(s), string(s.ID)
-		if s.Gone {
-			unique += " (gone)"
-		}
-		if hasIndex {
-			named = append(named, unique)
-		}
-		if name == string(s.ID) || hasIndex && !s.Gone {
-			id, title = s.ID, deviceTitle(s)
+		switch s := &statuses[i]; {
+		case name == string(s.ID):
+			return s.ID, deviceTitle(s), nil
+		case name == deviceIndex(s) && s.Gone:
+			named = append(named, string(s.ID)+" (gone)")
+		case name == deviceIndex(s):
+			id, title, named = s.ID, deviceTitle(s), append(named, string(s.ID))
 		}
 	}
 	if len(named) > 1 {

@@ -36,13 +36,6 @@ func (r *bugReport) addFlags(f *pflag.FlagSet) {
 		"`folder` of the driver on the node: /run/nvidia/driver for the driver container of the GPU operator")
 }
 
-func (r *bugReport) check() error {
-	if r.enabled && r.image == "" {
-		return errors.New("--bug-report requires --image")
-	}
-	return nil
-}
-
 // run returns the report of a node. The pod is deleted in any case, also after
 // an interrupt.
 func (r *bugReport) run(ctx context.Context, c *client, podgauge *corev1.Pod) (report []byte, err error) {

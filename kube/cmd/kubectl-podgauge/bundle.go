@@ -67,9 +67,6 @@ func newBundleCommand(c *client) *cobra.Command {
 		Args: cobra.RangeArgs(1, 2), PreRun: c.waitLonger,
 		RunE: func(command *cobra.Command, args []string) error {
 			b.node, b.gpu = args[0], strings.Join(args[1:], "")
-			if err := b.bugReport.check(); err != nil {
-				return err
-			}
 			if err := c.connect(); err != nil {
 				return err
 			}
@@ -78,6 +75,7 @@ func newBundleCommand(c *client) *cobra.Command {
 	}
 	command.Flags().StringVarP(&b.file, "output", "o", "", "`file` of the archive (default podgauge-NODE-TIME.tar.gz)")
 	b.bugReport.addFlags(command.Flags())
+	command.MarkFlagsRequiredTogether("bug-report", "image")
 	return command
 }
 
@@ -122,7 +120,7 @@ func (b *bundle) write(ctx context.Context, c *client) error {
 func (b *bundle) collect(ctx context.Context, c *client, p *corev1.Pod) {
 	proxy := func(command string) func(context.Context) ([]byte, error) {
 		return func(ctx context.Context) ([]byte, error) {
-			if c.exec { // for nodes without the proxy; podgauge has no such command
+			if c.exec { // no command of podgauge prints these
 				return nil, errors.New("not available with --exec")
 			}
 			return c.proxy(ctx, p, command, nil)

@@ -202,7 +202,7 @@ func TestBundleInterrupted(t *testing.T) {
 	c.ctx = t.Context()
 	for args, want := range map[string]string{
 		"bundle": "error: accepts between 1 and 2 arg(s), received 0\n", "bundle node-x": "error: node \"node-x\" has no pod of podgauge\n",
-		"bundle node-a 7": "error: node-a has no device \"7\": expected one of 0 (" + gpu0 + "), 1 (" + gpu1 + ")\n", "bundle node-a --bug-report": "error: --bug-report requires --image\n",
+		"bundle node-a 7": "error: node-a has no device \"7\": expected one of 0 (" + gpu0 + "), 1 (" + gpu1 + ")\n", "bundle node-a --bug-report": "error: if any flags in the group [bug-report image] are set they must all be set; missing [image]\n",
 		"bundle node-a -o /no/such/file": "error: open /no/such/file: no such file or directory\n",
 	} {
 		if out, errs, status := c.run(func(c *client) { c.runInPod = runInPod }, strings.Fields(args)...); status == cli.ExitOK || out != "" || errs != want {

@@ -196,11 +196,16 @@ func get[T any](ctx context.Context, c *client, p *corev1.Pod, command string, q
 	} else {
 		body, err = c.proxy(ctx, p, command, query)
 	}
+	return parse[T](body, err)
+}
+
+// parse returns the response in an output, which may have problems.
+func parse[T any](output []byte, err error) (*T, error) {
 	if err != nil && !errors.Is(err, cli.ErrReported) {
 		return nil, err
 	}
 	response := new(T)
-	if err := json.Unmarshal(body, response); err != nil {
+	if err := json.Unmarshal(output, response); err != nil {
 		return nil, fmt.Errorf("not a podgauge response: %w", err)
 	}
 	return response, nil

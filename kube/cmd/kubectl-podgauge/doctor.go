@@ -3,12 +3,8 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -34,15 +30,7 @@ func newDoctorCommand(c *client) *cobra.Command {
 // reportDoctor returns the findings of podgauge doctor in each pod.
 func (c *client) reportDoctor(ctx context.Context) (result, error) {
 	answers, err := askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (*doctor.Report, error) {
-		output, err := c.runInPod(ctx, p, []string{"podgauge", "doctor", "--output=json"})
-		if err != nil && !errors.Is(err, cli.ErrReported) {
-			return nil, err
-		}
-		r := new(doctor.Report)
-		if err := json.Unmarshal(output, r); err != nil {
-			return nil, fmt.Errorf("not a report of podgauge doctor: %w", err)
-		}
-		return r, nil
+		return parse[doctor.Report](c.runInPod(ctx, p, clientCommand("doctor", nil)))
 	})
 	res := result{
 		document: nodeList[doctor.Report]{answers}, failed: failedNodes(answers),

@@ -129,11 +129,7 @@ func (r *jobReport) run(ctx context.Context, c *client) (result, error) {
 	}
 	document := r.newDocument(begin, records, len(res.failed) > 0)
 	if document.Pods == 0 && len(document.Events) == 0 {
-		hint := ""
-		if !r.prometheus.given() {
-			hint = "; for pods of deleted nodes, set --prometheus"
-		}
-		res.failed = append(res.failed, document.title()+": no pod, and no incident of one"+hint)
+		res.failed = append(res.failed, document.title()+": no pod, and no incident of one"+r.prometheus.hint())
 	} else {
 		res.notes = document.Summary
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/xid"
 	promapi "github.com/prometheus/client_golang/api"
 	promv1 "github.com/prometheus/client_golang/api/prometheus/v1"
 	promconfig "github.com/prometheus/common/config"
@@ -44,7 +45,7 @@ func (s *promSource) hint() string {
 	if s.given() {
 		return ""
 	}
-	return "; for a pod of a deleted node, set --prometheus"
+	return "; for pods of deleted nodes, set --prometheus"
 }
 
 func (s *promSource) connect() error {
@@ -103,9 +104,7 @@ func (s *promSource) records(ctx context.Context, timeout time.Duration, namespa
 		record := newPromRecord(sample.Metric)
 		at := sampleTime(sample)
 		record.FaultAt, record.faultAt = &at, at
-		if code, found := strings.CutPrefix(record.Fault, "xid_"); found {
-			record.Xid, _ = strconv.ParseUint(code, 10, 64)
-		}
+		record.Xid, _ = xid.OfReason(record.Fault)
 		record.HealthThen, record.Action = q.healthAt(sample.Metric, at)
 		records = append(records, record)
 	}
@@ -213,8 +212,7 @@ func (q *promQuery) vector(at time.Time, format string, args ...any) model.Vecto
 // healthAt returns the effect of a fault and the action, from the two minutes
 // after the fault.
 func (q *promQuery) healthAt(labels model.Metric, at time.Time) (health, action string) {
-	const delay = 2 * time.Minute
-	end := at.Add(delay)
+	end := at.Add(2 * time.Minute)
 	if end.After(q.now) {
 		end = q.now
 	}
@@ -266,15 +264,12 @@ func (q *promQuery) endings(owner, window string) map[string]map[string]string {
 		}
 		own[container] = strings.TrimPrefix(own[container]+", "+text, ", ")
 	}
-	for _, family := range []string{
-		"kube_pod_container_status_terminated_reason",
-		"kube_pod_container_status_last_terminated_reason",
-	} {
-		for _, sample := range q.vector(q.now, "last_over_time(%s{%s}[%s]) > 0", family, owner, window) {
-			reason := string(sample.Metric["reason"])
-			if !strings.Contains(of(sample.Metric)[string(sample.Metric["container"])], reason) {
-				add(sample.Metric, reason)
-			}
+	for _, sample := range q.vector(q.now,
+		"last_over_time(kube_pod_container_status_terminated_reason{%[1]s}[%[2]s]) > 0 or "+
+			"last_over_time(kube_pod_container_status_last_terminated_reason{%[1]s}[%[2]s]) > 0", owner, window) {
+		reason := string(sample.Metric["reason"])
+		if !strings.Contains(of(sample.Metric)[string(sample.Metric["container"])], reason) {
+			add(sample.Metric, reason)
 		}
 	}
 	for _, sample := range q.vector(q.now, "last_over_time(kube_pod_container_status_last_terminated_exitcode{%s}[%s])",

@@ -145,7 +145,7 @@ func TestPrometheusErrors(t *testing.T) {
 			t.Errorf("%v: got status %d, %s%s", row.args, status, out, errs)
 		}
 	}
-	if _, errs, status := c.run(nil, "pod", "other", "-n=serving"); status != cli.ExitError || errs != "serving/other: no node reports a device of this pod; for a pod of a deleted node, set --prometheus\n" {
+	if _, errs, status := c.run(nil, "pod", "other", "-n=serving"); status != cli.ExitError || errs != "serving/other: no node reports a device of this pod; for pods of deleted nodes, set --prometheus\n" {
 		t.Errorf("unknown pod: got status %d, %s", status, errs)
 	}
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -161,10 +160,7 @@ func retiredTable(rows []retiredDevice, wide bool) [][]string {
 		if wide {
 			row = append(row, r.Source)
 		}
-		for i := range row {
-			row[i] = cmp.Or(row[i], "-")
-		}
-		table = append(table, row)
+		table = append(table, cells(row...))
 	}
 	return table
 }
