@@ -137,7 +137,8 @@ func (a *app) addAllocations() (err error) {
 	}
 	if folder := a.o.Metrics.JobMappingDir; folder != "" {
 		a.tasks = append(a.tasks, func(ctx context.Context) error {
-			hpcjobs.Follow(ctx, folder, &a.node.HPCJobs, a.logger("hpcjobs"))
+			read := func() (hpcjobs.Mapping, error) { return hpcjobs.Read(folder) }
+			hpcjobs.Follow(ctx, read, &a.node.HPCJobs, a.logger("hpcjobs"))
 			return nil
 		})
 	}

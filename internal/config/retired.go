@@ -123,13 +123,10 @@ func (r Retirement) parse() (parsed device.Retirement, err error) {
 // missing.
 func CheckRetired(path string) error {
 	data, err := readFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	if err == nil {
 		_, err = ParseRetired(data)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	return nil
@@ -156,20 +153,20 @@ func (r Retired) devices() device.Retirements {
 // valid entries are in effect. A file that is missing for missingPeriod has no
 // retirements.
 type RetiredWatcher struct {
-	path         string
-	retired      *pubsub.Value[device.Retirements]
-	log          *slog.Logger
-	file         followedContent[retiredContent]
-	missingSince time.Time // zero: the file exists
+	path      string
+	retired   *pubsub.Value[device.Retirements]
+	log       *slog.Logger
+	file      followedContent[retiredContent]
+	existedAt time.Time // when a read last found the file, or the start
 }
 
+// retiredContent is the content of a file; err is "<nil>" without an error.
 type retiredContent struct{ data, err string }
 
 // NewRetiredWatcher returns a watcher that has read the file. A missing file
 // publishes nothing.
 func NewRetiredWatcher(path string, retired *pubsub.Value[device.Retirements], log *slog.Logger) *RetiredWatcher {
-	w := &RetiredWatcher{path: path, retired: retired, log: log}
-	w.file.handled.err = "not read" // differs from an empty file
+	w := &RetiredWatcher{path: path, retired: retired, log: log, existedAt: time.Now()}
 	w.poll(true)
 	return w
 }
@@ -185,20 +182,11 @@ func (w *RetiredWatcher) Run(ctx context.Context) error {
 func (w *RetiredWatcher) poll(force bool) {
 	data, err := readFile(w.path)
 	if !errors.Is(err, fs.ErrNotExist) {
-		w.missingSince = time.Time{}
-	} else {
-		if w.missingSince.IsZero() {
-			w.missingSince = time.Now()
-		}
-		if time.Since(w.missingSince) < missingPeriod {
-			return
-		}
-		err = nil
+		w.existedAt = time.Now()
+	} else if err = nil; time.Since(w.existedAt) < missingPeriod {
+		return
 	}
-	current := retiredContent{data: data}
-	if err != nil {
-		current.err = err.Error()
-	}
+	current := retiredContent{data, fmt.Sprint(err)}
 	if !w.file.changed(current, force) {
 		return
 	}

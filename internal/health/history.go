@@ -125,8 +125,7 @@ func (r Record) healthState(checksBegun uint64, now time.Time) healthState {
 func (g *trackedGPU) healthRecord(id device.ID, s *healthState, now time.Time) (r Record, found bool) {
 	r = Record{
 		GPU: g.gpu, Device: id,
-		UnhealthyTimes: s.unhealthyTimes, FailedResets: s.failedResets,
-		Behind: s.behind,
+		UnhealthyTimes: s.unhealthyTimes, FailedResets: s.failedResets, Behind: s.behind,
 	}
 	r.setRetired(s.retired, s.listed)
 	if s.retirement() != nil {

@@ -59,20 +59,14 @@ func (m Mapping) Of(d device.Device) []string {
 	if !d.WholeGPU() {
 		name += "." + strconv.Itoa(d.GI)
 	}
-	jobs := slices.Concat(m[string(d.ID)], m[name])
-	slices.Sort(jobs)
-	return slices.Compact(jobs) // a series for each
+	// Each job has a series.
+	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(m[string(d.ID)], m[name]))))
 }
 
-// Follow reads the files of a folder until ctx is done. The folder may appear
-// later. A change of the files that cannot be read is one line in the log.
-func Follow(ctx context.Context, folder string, mapping *pubsub.Value[Mapping], log *slog.Logger) {
-	follow(ctx, func() (Mapping, error) { return Read(folder) }, mapping, log)
-}
-
-// follow is Follow with a function that reads. A read that hangs delays nothing,
-// and there is no second one beside it.
-func follow(ctx context.Context, read func() (Mapping, error), mapping *pubsub.Value[Mapping], log *slog.Logger) {
+// Follow publishes the mapping that read returns until ctx is done. A change of
+// the files that cannot be read is one line in the log. A read that hangs delays
+// nothing, and there is no second one beside it.
+func Follow(ctx context.Context, read func() (Mapping, error), mapping *pubsub.Value[Mapping], log *slog.Logger) {
 	type result struct {
 		mapping Mapping
 		err     error

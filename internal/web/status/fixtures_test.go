@@ -70,6 +70,7 @@ func (f *pageFixture) addHistory() {
 func newEmptyFixture() *pageFixture {
 	f := &pageFixture{}
 	f.Name, f.Driver, f.PodsSynced, f.IsPlugin = "node-a", device.Driver{State: device.DriverUp}, true, true
+	f.Statuses = []device.Status{} // listed
 	f.Allocations = allocation.Snapshot{At: beforeNow(2 * time.Second), Complete: true}
 	f.Readings = status.Readings{At: beforeNow(300 * time.Millisecond), Devices: map[device.ID]status.DeviceReading{}}
 	return f
