@@ -35,6 +35,9 @@ func (e *route) newest(r *http.Request) (response, []<-chan struct{}, error) {
 	return e.handle(&n, q.resolveIndex(n.Statuses), now), changes, nil
 }
 
+// IsWatch reports whether the request asks for a stream.
+func IsWatch(r *http.Request) bool { return r.URL.Query().Has("watch") }
+
 // encode returns v in JSON as one line.
 func encode(v any) ([]byte, error) {
 	var body bytes.Buffer

@@ -22,9 +22,6 @@ const (
 	lineTimeout = 20 * time.Second
 )
 
-// IsWatch reports whether the request asks for a stream.
-func IsWatch(r *http.Request) bool { return r.URL.Query().Has("watch") }
-
 // stream writes responses, one per line: the newest now, and again after changes
 // and after maxLineInterval, until the client or the server ends the request. A
 // line is the whole state, so a client that reads slowly skips states.
