@@ -51,8 +51,8 @@ type Options struct {
 	// OnPodEnded is called after the publication of a pod that Ended or was
 	// deleted; twice if a later stream lists a deleted pod. May be nil.
 	OnPodEnded func(namespace, name string)
-	// FallbackSocket serves the Pods API while the kubelet's socket does not
-	// exist. Empty: there is no such socket.
+	// FallbackSocket serves the Pods API while no kubelet listens at its socket.
+	// Empty: there is no such socket.
 	FallbackSocket string
 }
 

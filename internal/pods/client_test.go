@@ -41,7 +41,7 @@ func TestKubeletWithoutPodsAPI(t *testing.T) {
 	})
 }
 
-// TestFallbackSocket checks that the fallback is used until the kubelet's socket exists at the start of a stream.
+// TestFallbackSocket checks that the fallback is used while no kubelet listens at its socket at the start of a stream.
 func TestFallbackSocket(t *testing.T) {
 	runScripted(t, func(t *testing.T, k *scriptedPodsAPI) {
 		k.start(listThenStream(nil, newPod("a", "1", "Running")))
@@ -53,6 +53,10 @@ func TestFallbackSocket(t *testing.T) {
 		time.Sleep(pods.RenewInterval)
 		k.want("a/1 Running", true)
 		k.wantDialed(k.fallback, k.socket)
+		require.NoError(t, os.WriteFile(k.socket, []byte("of a killed kubelet"), 0o600)) // before a downgrade
+		time.Sleep(pods.RenewInterval)
+		k.want("a/1 Running", true)
+		k.wantDialed(k.fallback, k.socket, k.fallback)
 	})
 }
 

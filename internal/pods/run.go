@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/retry"
@@ -25,13 +28,12 @@ func (c *Client) Run(ctx context.Context) error {
 
 // runStream follows one stream, and returns the delay before the next stream.
 func (c *Client) runStream(ctx context.Context) (delay time.Duration) {
-	socket, err := c.findSocket()
-	if err != nil {
+	if err := c.findSocket(); err != nil {
 		c.recordFailure(fmt.Errorf("%w: %w", ErrNoPodsAPI, err))
 		return retry.Aligned(socketPollInterval)
 	}
 	begin := time.Now()
-	err = c.follow(ctx, socket)
+	err := c.follow(ctx)
 	if ctx.Err() != nil || errors.Is(err, errRenew) {
 		return 0
 	}
@@ -42,13 +44,25 @@ func (c *Client) runStream(ctx context.Context) (delay time.Duration) {
 	return c.backoff.Next()
 }
 
-// findSocket returns the kubelet's socket, or the fallback if the kubelet has
-// none.
-func (c *Client) findSocket() (string, error) {
+// findSocket returns an error if neither the kubelet's socket nor the fallback
+// exists.
+func (c *Client) findSocket() error {
 	_, err := os.Stat(c.socket)
-	if err == nil || c.options.FallbackSocket == "" {
-		return c.socket, err
+	if err != nil && c.options.FallbackSocket != "" {
+		_, err = os.Stat(c.options.FallbackSocket)
 	}
-	_, err = os.Stat(c.options.FallbackSocket)
-	return c.options.FallbackSocket, err
+	return err
+}
+
+// dialSocket connects to the kubelet, or to the fallback if no kubelet listens: a
+// killed one leaves its socket, and the next one may have no Pods API.
+func (c *Client) dialSocket(ctx context.Context) (net.Conn, error) {
+	conn, err := c.dial(ctx, c.socket)
+	isAbsent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+	if isAbsent && c.options.FallbackSocket != "" {
+		if fallback, fallbackErr := c.dial(ctx, c.options.FallbackSocket); fallbackErr == nil {
+			return fallback, nil
+		}
+	}
+	return conn, err
 }

@@ -1,6 +1,7 @@
 package pods_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 
@@ -41,7 +43,7 @@ var errBroken = errors.New("broken")
 type scriptedPodsAPI struct {
 	api.UnimplementedPodsServer
 	t *testing.T
-	// socket and fallback are regular files.
+	// socket and fallback are regular files. Nothing listens at one with text.
 	socket, fallback string
 	client           *pods.Client
 	pods             pubsub.Value[pods.Pods] // of the client
@@ -99,6 +101,9 @@ func (k *scriptedPodsAPI) WatchPods(_ *api.WatchPodsRequest, stream grpc.ServerS
 }
 
 func (k *scriptedPodsAPI) dial(ctx context.Context, socket string) (net.Conn, error) {
+	if text, err := os.ReadFile(socket); err != nil || len(text) > 0 {
+		return nil, cmp.Or(err, error(syscall.ECONNREFUSED))
+	}
 	k.mu.Lock()
 	k.dialed = append(k.dialed, socket)
 	k.mu.Unlock()

@@ -29,14 +29,14 @@ var (
 	errSyncTimeout = fmt.Errorf("follow pods: no complete list within %s", syncTimeout)
 )
 
-// follow runs one connection to a socket with one stream, and returns the reason
+// follow runs one connection with one stream, and returns the reason
 // for its end, never nil.
-func (c *Client) follow(ctx context.Context, socket string) error {
+func (c *Client) follow(ctx context.Context) error {
 	// An event has at most 4 MiB, gRPC's default: more than a pod in etcd can
 	// have.
 	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx, socket) }),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.dialSocket(ctx) }),
 		grpc.WithInitialWindowSize(windowBytes), grpc.WithInitialConnWindowSize(windowBytes))
 	if err != nil {
 		return fmt.Errorf("follow pods: %w", err)
