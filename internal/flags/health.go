@@ -30,7 +30,7 @@ func (o *Health) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.StateDir, "state-dir", "",
 		"`folder` for health and incidents, to survive a restart; empty: no folder")
 	f.StringVar(&o.RetiredFile, "retired-file", "/etc/podgauge/retired/"+config.RetiredFile,
-		"`file` with the retired devices of all nodes; podgauge follows changes; a missing file: none")
+		"`file` with the retired devices of all nodes; podgauge follows changes; a file missing for 10 minutes: none")
 	f.DurationVar(&o.UnhealthyAfter, "unhealthy-after", 30*time.Second,
 		"mark a GPU unhealthy if a driver call takes longer than this `time`")
 	f.DurationVar(&o.RestartAfter, "driver-restart-after", time.Minute,

@@ -52,8 +52,8 @@ var fileName = regexp.MustCompile(`^([0-9]{1,4}(\.[0-9]{1,4})?|(GPU|MIG)-[0-9A-Z
 // never changes.
 type Mapping map[string][]string
 
-// Of returns the jobs of a device, sorted. The jobs of a GPU are not those of its MIG
-// devices.
+// Of returns the jobs of a device, sorted. The jobs of a GPU are not those of its
+// MIG devices.
 func (m Mapping) Of(d device.Device) []string {
 	name := strconv.Itoa(d.Index)
 	if !d.WholeGPU() {
