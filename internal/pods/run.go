@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"net"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/retry"
@@ -52,17 +49,4 @@ func (c *Client) findSocket() error {
 		_, err = os.Stat(c.options.FallbackSocket)
 	}
 	return err
-}
-
-// dialSocket connects to the kubelet, or to the fallback if no kubelet listens: a
-// killed one leaves its socket, and the next one may have no Pods API.
-func (c *Client) dialSocket(ctx context.Context) (net.Conn, error) {
-	conn, err := c.dial(ctx, c.socket)
-	isAbsent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
-	if isAbsent && c.options.FallbackSocket != "" {
-		if fallback, fallbackErr := c.dial(ctx, c.options.FallbackSocket); fallbackErr == nil {
-			return fallback, nil
-		}
-	}
-	return conn, err
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -70,4 +72,17 @@ func (c *Client) follow(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	return fmt.Errorf("follow pods: %w", err)
+}
+
+// dialSocket connects to the kubelet, or to the fallback if no kubelet listens: a
+// killed one leaves its socket, and the next one may have no Pods API.
+func (c *Client) dialSocket(ctx context.Context) (net.Conn, error) {
+	conn, err := c.dial(ctx, c.socket)
+	isAbsent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+	if isAbsent && c.options.FallbackSocket != "" {
+		if fallback, fallbackErr := c.dial(ctx, c.options.FallbackSocket); fallbackErr == nil {
+			return fallback, nil
+		}
+	}
+	return conn, err
 }

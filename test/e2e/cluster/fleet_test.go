@@ -6,159 +6,36 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
-	"net/http"
 	"os/exec"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/incident"
-	"github.com/podgauge/podgauge/internal/pubsub"
-	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/e2e/cluster"
 	"github.com/podgauge/podgauge/test/e2e/node"
 	"github.com/prometheus/procfs"
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 )
 
 const (
-	fleetNodes     = 500
-	fleetRack      = 50 // nodes that fail at once
-	fleetNamespace = "fleet"
-	fleetPort      = 19400 // of the nodes' API
-	fleetMetrics   = "127.0.0.1:19401"
-	// fleetIdle is the time of the measurement without a fault.
-	fleetIdle = time.Minute
+	fleetNodes   = 500
+	fleetRack    = 50          // nodes that fail at once
+	fleetIdle    = time.Minute // measured without a fault
+	fleetMetrics = "127.0.0.1:19401"
 )
 
-// fleetNode is the API of a simulated node, with a state of its own.
-type fleetNode struct {
-	state  pubsub.Value[api.Node]
-	hung   atomic.Bool // accepts requests, and never answers
-	served http.Handler
-}
-
-// fleet are the simulated nodes: objects at the API server, and podgauge's JSON API at an address of each.
+// fleet is a fleet with a controller.
 type fleet struct {
-	nodes  [fleetNodes]*fleetNode
-	client kubernetes.Interface
-	c      *cluster.Cluster
-}
-
-func nodeName(i int) string { return fmt.Sprintf("gpu-%03d", i) }
-
-func nodeIP(i int) string { return fmt.Sprintf("127.1.%d.%d", i/200, 1+i%200) }
-
-// newFleet starts the nodes.
-func newFleet(t *testing.T, c *cluster.Cluster) *fleet {
-	t.Helper()
-	f := &fleet{c: c}
-	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
-	must(t, err)
-	config.QPS = -1 // no limit
-	f.client, err = kubernetes.NewForConfig(config)
-	must(t, err)
-	byAddress := map[string]*fleetNode{}
-	for i := range f.nodes {
-		n := &fleetNode{}
-		n.state.Set(fleetState(i, false))
-		n.served = api.Handler(func() (api.Node, []<-chan struct{}) {
-			newest, changed := n.state.Get()
-			return newest, []<-chan struct{}{changed}
-		})
-		f.nodes[i], byAddress[nodeIP(i)] = n, n
-	}
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", fleetPort))
-	must(t, err)
-	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(
-		func(w http.ResponseWriter, r *http.Request) {
-			host, _, _ := net.SplitHostPort(r.Context().Value(http.LocalAddrContextKey).(net.Addr).String())
-			n := byAddress[strings.TrimPrefix(host, "::ffff:")]
-			if n.hung.Load() {
-				<-r.Context().Done()
-			} else {
-				n.served.ServeHTTP(w, r)
-			}
-		})}
-	go server.Serve(l) //nolint:errcheck // until the end of the test
-	t.Cleanup(func() { server.Close() })
-	f.create(t)
-	return f
-}
-
-// fleetState returns the state of a node with 8 GPUs, of which the first failed or not.
-func fleetState(i int, failed bool) api.Node {
-	now := time.Now()
-	n := api.Node{Name: nodeName(i), Driver: device.Driver{State: device.DriverUp}}
-	for g := range gpuCount {
-		id := fmt.Sprintf("GPU-%08d-0000-4000-8000-%012d", i, g)
-		n.Statuses = append(n.Statuses, device.Status{
-			Device: device.Device{
-				ID: device.ID(id), GPU: device.GPU(id), Index: g, MIGDeviceIndex: -1, GI: -1, CI: -1, NUMANode: -1,
-			}, Healthy: true, Since: now,
-		})
-	}
-	if failed {
-		s := &n.Statuses[0]
-		s.Healthy, s.Health, s.Reason, s.Action = false, device.Unhealthy, "xid_79", "reboot"
-		n.Incidents = incident.Snapshot{Incidents: []incident.Incident{{
-			ID: uint64(now.UnixMilli()), First: now, Last: now, Count: 1, Device: s.ID, GPU: s.GPU, Reason: "xid_79",
-			Xid: 79, Action: "reboot", MarkedUnhealthy: true,
-		}}}
-	}
-	return n
-}
-
-// create creates the nodes and podgauge's pods at the API server.
-func (f *fleet) create(t *testing.T) {
-	t.Helper()
-	g, ctx := errgroup.WithContext(t.Context())
-	g.SetLimit(16)
-	create := func(i int) error {
-		_, err := f.client.CoreV1().Nodes().Create(ctx, &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)},
-			Spec:       corev1.NodeSpec{Taints: []corev1.Taint{{Key: "simulated", Effect: corev1.TaintEffectNoExecute}}},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			return err
-		}
-		pods := f.client.CoreV1().Pods(fleetNamespace)
-		p, err := pods.Create(ctx, &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{
-				Name: "podgauge-" + nodeName(i), Labels: map[string]string{"app.kubernetes.io/name": "podgauge"},
-			},
-			Spec: corev1.PodSpec{
-				NodeName: nodeName(i), Containers: []corev1.Container{{Name: "podgauge", Image: "podgauge"}},
-				Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-			},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			return err
-		}
-		p.Status.Phase, p.Status.PodIP = corev1.PodRunning, nodeIP(i)
-		p.Status.PodIPs = []corev1.PodIP{{IP: p.Status.PodIP}}
-		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
-		_, err = pods.UpdateStatus(ctx, p, metav1.UpdateOptions{})
-		return err
-	}
-	for i := range f.nodes {
-		g.Go(func() error { return create(i) })
-	}
-	must(t, g.Wait())
+	*cluster.Fleet
+	c *cluster.Cluster
 }
 
 // startController starts podgauge-kube with a token of its service account's user.
 func (f *fleet) startController(t *testing.T) *exec.Cmd {
 	t.Helper()
 	p := exec.Command(repoRoot+"/bin/podgauge-kube", "controller", "--kubeconfig="+f.c.Kubeconfig,
-		"--namespace="+fleetNamespace, "--lease-namespace="+fleetNamespace, fmt.Sprintf("--port=%d", fleetPort),
+		"--namespace="+cluster.FleetNamespace, "--lease-namespace="+cluster.FleetNamespace, fmt.Sprintf("--port=%d", cluster.FleetPort),
 		"--events", "--node-condition=podgauge", "--device-taints", "--web.listen-address="+fleetMetrics)
 	log := &strings.Builder{}
 	p.Stdout, p.Stderr = log, log
@@ -202,7 +79,7 @@ func (f *fleet) follows(want float64) func(context.Context) error {
 
 // conditions returns the conditions GPUUnhealthy by node.
 func (f *fleet) conditions(ctx context.Context) (map[string]corev1.NodeCondition, error) {
-	list, err := f.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	list, err := f.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return nil, err
 	}
@@ -255,11 +132,11 @@ func TestControllerFleet(t *testing.T) {
 	n := node.ForTest(t.Context(), t, cluster.Options())
 	c, err := cluster.Up(t.Context(), n, "privileged")
 	must(t, err)
-	_, err = c.Kubectl(t.Context(), "create", "namespace", fleetNamespace)
+	simulated, err := c.NewFleet(t.Context(), fleetNodes)
 	must(t, err)
-	f := newFleet(t, c)
-	hung := f.nodes[fleetNodes-1]
-	hung.hung.Store(true)
+	t.Cleanup(func() { simulated.Close() })
+	f := fleet{simulated, c}
+	f.Hang(fleetNodes - 1)
 
 	begin := time.Now()
 	p := f.startController(t)
@@ -276,7 +153,7 @@ func TestControllerFleet(t *testing.T) {
 
 	begin = time.Now()
 	for i := range fleetRack {
-		f.nodes[i].state.Set(fleetState(i, true))
+		f.Fail(i)
 	}
 	await(t, "the rack has the fault", f.hasConditions(fleetNodes-1, fleetRack))
 	printMeasurement(t, fmt.Sprintf("%d nodes fail at once → conditions", fleetRack), formatSeconds(time.Since(begin)))
@@ -305,7 +182,7 @@ func TestControllerFleet(t *testing.T) {
 // hasEvents returns a check of the number of events about failed GPUs, each with count 1.
 func (f *fleet) hasEvents(want int) func(context.Context) error {
 	return func(ctx context.Context) error {
-		list, err := f.client.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=GPUUnhealthy"})
+		list, err := f.Client.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=GPUUnhealthy"})
 		if err != nil {
 			return err
 		}
