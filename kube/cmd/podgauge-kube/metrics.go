@@ -19,7 +19,8 @@ type metrics struct {
 
 func newMetrics() metrics {
 	m := metrics{prometheus.NewRegistry(), prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "podgauge_kube_requests_total", Help: "Requests to the API server by status code; error: without a response.",
+		Name: "podgauge_kube_requests_total",
+		Help: "Requests to the API server by status code; error: without a response.",
 	}, []string{"code"})}
 	m.MustRegister(m.requests, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
