@@ -31,7 +31,7 @@ type fleet struct {
 	c *cluster.Cluster
 }
 
-// startController starts podgauge-kube with a token of its service account's user.
+// startController starts podgauge-kube as the administrator: rights_test.go and device_taints_test.go test its own rights.
 func (f *fleet) startController(t *testing.T) *exec.Cmd {
 	t.Helper()
 	p := exec.Command(repoRoot+"/bin/podgauge-kube", "controller", "--kubeconfig="+f.c.Kubeconfig,
