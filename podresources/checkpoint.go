@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 
 	"github.com/podgauge/podgauge/internal/allocation"
@@ -41,20 +42,22 @@ func (c *kubeletCheckpoint) has(key allocationKey) bool {
 	return found
 }
 
-// checkpointFile parses the checkpoint after each change.
+// checkpointFile parses the checkpoint after each change of the file or of the
+// names.
 type checkpointFile struct {
 	path    string
 	content []byte
-	newest  *kubeletCheckpoint // of content; nil if invalid
+	names   googleNames
+	newest  *kubeletCheckpoint // of content and names; nil if invalid
 }
 
 // read returns the checkpoint, or an error. The kubelet replaces the file as a
 // whole.
-func (f *checkpointFile) read() (*kubeletCheckpoint, error) {
+func (f *checkpointFile) read(names googleNames) (*kubeletCheckpoint, error) {
 	content, err := readLimited(f.path)
-	if err == nil && (f.newest == nil || !bytes.Equal(content, f.content)) {
-		f.newest, err = parseCheckpoint(content)
-		f.content = content
+	if err == nil && (f.newest == nil || !bytes.Equal(content, f.content) || !maps.Equal(names, f.names)) {
+		f.newest, err = parseCheckpoint(content, names)
+		f.content, f.names = content, names
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the kubelet's checkpoint %s: %w", f.path, err)
@@ -85,7 +88,7 @@ func readLimited(path string) ([]byte, error) {
 // (checkpoint/checkpoint.go in pkg/kubelet/cm/devicemanager). The file has no
 // version, so any unknown form is an error: a missed entry would free an
 // allocated device.
-func parseCheckpoint(content []byte) (*kubeletCheckpoint, error) {
+func parseCheckpoint(content []byte, names googleNames) (*kubeletCheckpoint, error) {
 	var file struct {
 		Data struct {
 			PodDeviceEntries json.RawMessage // null without an entry, but always present
@@ -100,7 +103,7 @@ func parseCheckpoint(content []byte) (*kubeletCheckpoint, error) {
 	var entries []struct {
 		PodUID       string
 		ResourceName string
-		DeviceIDs    map[string][]device.AdvertisedID // by NUMA node
+		DeviceIDs    map[string][]string // by NUMA node
 	}
 	if err := json.Unmarshal(file.Data.PodDeviceEntries, &entries); err != nil {
 		return nil, err
@@ -112,7 +115,7 @@ func parseCheckpoint(content []byte) (*kubeletCheckpoint, error) {
 		}
 		for _, ids := range entry.DeviceIDs {
 			for _, id := range ids {
-				key, uid := allocationKey{entry.ResourceName, id}, entry.PodUID
+				key, uid := allocationKey{entry.ResourceName, names.advertised(entry.ResourceName, id)}, entry.PodUID
 				if other, twice := allocated[key]; twice && other != uid {
 					uid = ""
 				}

@@ -193,7 +193,8 @@ func (c *Client) ListAllocations(ctx context.Context) allocation.Snapshot {
 	}
 	defer c.unlockCalls()
 	c.waitAfterAllocate(ctx)
-	before, err := c.checkpoint.read()
+	names := newGoogleNames(&c.options)
+	before, err := c.checkpoint.read(names)
 	if errors.Is(err, fs.ErrNotExist) {
 		before = &kubeletCheckpoint{} // of a kubelet that never allocated
 	}
@@ -202,11 +203,11 @@ func (c *Client) ListAllocations(ctx context.Context) allocation.Snapshot {
 	epoch, err := c.kubelet.call(ctx, "List", func(ctx context.Context, from grpc.CallOption) error {
 		response, err := c.kubelet.List(ctx, &api.ListPodResourcesRequest{}, from)
 		if err == nil {
-			l, err = newListing(response.PodResources, &c.options)
+			l, err = newListing(response.PodResources, names, &c.options)
 		}
 		return err
 	})
-	checkpoint, checkpointErr := c.checkpoint.read()
+	checkpoint, checkpointErr := c.checkpoint.read(names)
 	if err != nil {
 		return c.recordFailure(err, checkpoint)
 	}

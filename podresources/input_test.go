@@ -45,7 +45,7 @@ func FuzzCodec(f *testing.F) {
 		case wantErr == nil && err != nil && len(b) <= maxNameBytes:
 			t.Fatalf("got %v, protobuf accepts the message", err)
 		case err == nil:
-			if _, err := newListing(got.PodResources, &Options{}); err != nil {
+			if _, err := newListing(got.PodResources, nil, &Options{}); err != nil {
 				t.Error(err)
 			}
 		}
@@ -64,14 +64,14 @@ func FuzzCheckpoint(f *testing.F) {
 		`{}`, `null`, `[]`, `{"Data":{}}`, `{"Data":{"PodDeviceEntries":[null]}}`,
 		`{"Data":{"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":["a"]}]}}`, // before 1.20
 	} {
-		if c, err := parseCheckpoint([]byte(invalid)); err == nil {
+		if c, err := parseCheckpoint([]byte(invalid), nil); err == nil {
 			f.Errorf("%s: got %v, want an error", invalid, c)
 		}
 		f.Add([]byte(invalid))
 	}
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":null}}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		got, err := parseCheckpoint(b)
+		got, err := parseCheckpoint(b, nil)
 		var theirs struct { // checkpoint.Data
 			Data struct {
 				PodDeviceEntries []struct {

@@ -63,15 +63,15 @@ type listing struct {
 	allocations []allocation.Allocation
 }
 
-func newListing(pods []*api.PodResources, o *Options) (*listing, error) {
+func newListing(pods []*api.PodResources, names googleNames, o *Options) (*listing, error) {
 	l := &listing{own: newOwnIDs(o)}
 	for _, p := range pods {
 		l.pods = append(l.pods, podName{p.GetNamespace(), p.GetName()})
 		owner := allocation.Owner{Namespace: p.GetNamespace(), Pod: p.GetName()}
-		addRows(&l.resources, owner, &api.ContainerResources{CpuIds: p.GetCpuIds(), Memory: p.GetMemory()})
+		addRows(&l.resources, names, owner, &api.ContainerResources{CpuIds: p.GetCpuIds(), Memory: p.GetMemory()})
 		for _, c := range p.GetContainers() {
 			owner.Container = c.Name
-			addRows(&l.resources, owner, c)
+			addRows(&l.resources, names, owner, c)
 		}
 	}
 	normalize(&l.resources, l.own)
@@ -103,16 +103,18 @@ func (o *Options) deviceOf(claim allocation.Claim) (device.ID, bool) {
 // newAllocatable returns the rows of GetAllocatableResources, without an owner.
 func newAllocatable(r *api.AllocatableResourcesResponse, o *Options) *allocation.ResourceSet {
 	rows := &allocation.ResourceSet{}
-	addRows(rows, allocation.Owner{}, &api.ContainerResources{Devices: r.Devices, CpuIds: r.CpuIds, Memory: r.Memory})
+	addRows(rows, newGoogleNames(o), allocation.Owner{},
+		&api.ContainerResources{Devices: r.Devices, CpuIds: r.CpuIds, Memory: r.Memory})
 	normalize(rows, newOwnIDs(o))
 	return rows
 }
 
 // addRows adds the resources of a container, or of an owner like one.
-func addRows(rows *allocation.ResourceSet, owner allocation.Owner, c *api.ContainerResources) {
+func addRows(rows *allocation.ResourceSet, names googleNames, owner allocation.Owner, c *api.ContainerResources) {
 	for _, d := range c.Devices {
 		nodes := numaNodes(d.Topology)
 		for _, id := range d.DeviceIds {
+			id = string(names.advertised(d.ResourceName, id))
 			row := allocation.ResourceDevice{Owner: owner, Resource: d.ResourceName, ID: id, NUMANodes: nodes}
 			rows.Devices = append(rows.Devices, row)
 		}

@@ -27,6 +27,9 @@ type Options struct {
 	// Devices are the devices of this node. If nil, all ids are devices of this
 	// node.
 	Devices *device.Inventory
+	// ForeignPlugin is set if another device plugin allocates the GPUs. Ids of
+	// Google's plugin then name devices.
+	ForeignPlugin bool
 	// ClaimedDevice returns the device allocated by a claim, if the node has the
 	// device. If nil, claims are no allocations.
 	ClaimedDevice func(allocation.Claim) (device.ID, bool)

@@ -112,7 +112,8 @@ func (c *Client) getPod(ctx context.Context, name podName) error {
 		request := &api.GetPodResourcesRequest{PodName: name.pod, PodNamespace: name.namespace}
 		response, err := c.kubelet.Get(ctx, request, from)
 		if err == nil {
-			l, err = newListing([]*api.PodResources{response.GetPodResources()}, &c.options)
+			pods := []*api.PodResources{response.GetPodResources()}
+			l, err = newListing(pods, newGoogleNames(&c.options), &c.options)
 		}
 		return err
 	})

@@ -118,6 +118,7 @@ func (a *app) addAllocations() (err error) {
 	socket := filepath.Join(a.machine.KubeletDir, "pod-resources", "kubelet.sock")
 	a.podResources, err = podresources.New(socket, podresources.Options{
 		Allocations: &a.node.Allocations, Devices: &a.node.Devices, ClaimedDevice: a.claimedDevice,
+		ForeignPlugin:  !a.o.DevicePlugin,
 		CheckpointPath: filepath.Join(a.machine.DevicePluginDir, podresources.CheckpointFile),
 		OwnPod:         a.o.OwnPod, OwnerRetention: a.o.Health.OwnersMaxAge,
 		OnCall: a.selfMetrics.ObserveKubeletCall, Log: a.logger("podresources"),

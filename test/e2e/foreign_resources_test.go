@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -87,6 +89,55 @@ func TestForeignResources(t *testing.T) {
 	d.scrapeUntil(t, "the allocations are exported after a kubelet restart", allocated)
 	measureDurations(t, "kubelet restart, other plugin not registered → its allocations exported", 15*time.Second, time.Since(begin))
 	d.checkNoWarnings(t)
+}
+
+// TestGooglePlugin checks the owners of devices beside Google's plugin, which has ids of its own: GPUs by minor number, GPU instances, and
+// replicas of both; also after a kubelet restart.
+func TestGooglePlugin(t *testing.T) {
+	n := startNode(t, node.Options{})
+	mig := newMIGDevices(2, "3g.40gb", "1g.10gb")
+	ids := map[string]seriesLabels{
+		"nvidia5":       {"uuid": uuid(0), "mig_uuid": "", "device_id": uuid(0)}, // by its minor number, not by its index
+		"nvidia1/vgpu3": {"uuid": uuid(1), "mig_uuid": "", "device_id": uuid(1) + "::3"},
+	}
+	for i, device := range mig {
+		id := fmt.Sprintf("nvidia2/gi%d", device.gi)
+		advertised := device.uuid()
+		if i > 0 {
+			id, advertised = id+"/vgpu0", advertised+"::0"
+		}
+		ids[id] = seriesLabels{"uuid": uuid(2), "mig_uuid": device.uuid(), "device_id": advertised}
+	}
+	all := slices.Sorted(maps.Keys(ids))
+	servePlugin(t, n, "nvidiaGPU-1.sock", gpuResource, deviceplugin.Healthy(all...)...)
+	waitForResources(t, n, idsByResource{gpuResource: all})
+	scenario := append([]string{"gpus 4", "gpu 0 minor 5"}, scenarioLines(mig)...)
+	d := newMachine(t, n, scenario...).start(t, n, "--device-plugin=false")
+
+	pods := []node.StaticPod{}
+	for i := range all {
+		pods = append(pods, podWithGPUs(fmt.Sprintf("pod-%d", i), 1))
+		runPod(t, n, pods[i])
+	}
+	owners := waitForOwners(t, n, pods...)
+	haveOwners := func(s metricsScrape) error {
+		wrong := []error{
+			s.wantCount(len(all), "nvidia_gpu_allocation_info", nil), s.wantValue(0, "nvidia_gpu_allocated", seriesLabels{"uuid": uuid(3)}),
+		}
+		for id, owner := range owners {
+			with := ownerLabels(owner)
+			maps.Copy(with, ids[id])
+			wrong = append(wrong, s.wantValue(1, "nvidia_gpu_allocation_info", with))
+			delete(with, "device_id")
+			wrong = append(wrong, s.wantCount(1, "nvidia_gpu_memory_used_bytes", with))
+		}
+		return errors.Join(wrong...)
+	}
+	d.scrapeUntil(t, "the devices have owners", haveOwners)
+	stopKubelet(t, n, syscall.SIGTERM)
+	startKubelet(t, n)
+	waitForOwners(t, n, pods...)
+	d.scrapeUntil(t, "the devices have owners after a kubelet restart", haveOwners)
 }
 
 // skipWithoutNUMA skips a test of CPUs and memory of NUMA nodes in the guest, whose kernel, user-mode Linux, has neither NUMA nodes nor

@@ -16,6 +16,12 @@ var podResourcesCases = []kubeletCase{
 		s.waitForListed(s.runAdmittedPod(s.podSpec("three", 3)).Name, "main[a b c]")
 		s.waitForAllocatable("a", "b", "c") // allocated or not
 	}},
+	// Google's plugin has such ids.
+	{"ids may have slashes", func(s *caseFixture) {
+		s.registerPlugin(healthy("nvidia0/vgpu0", "nvidia1/gi3", "nvidia1/gi4/vgpu1")...)
+		s.waitForListed(s.runAdmittedPod(s.podSpec("three", 3)).Name, "main[nvidia0/vgpu0 nvidia1/gi3 nvidia1/gi4/vgpu1]")
+		s.waitForAllocatable("nvidia0/vgpu0", "nvidia1/gi3", "nvidia1/gi4/vgpu1")
+	}},
 	// GetAllocatableResources lacks a device with an empty Topology.
 	{"a device with Topology has a row for each NUMA node", func(s *caseFixture) {
 		s.registerPlugin(healthy("nil")[0], onNUMANodes("empty"), onNUMANodes("one", 0), onNUMANodes("two", 0, 1))
