@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,7 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var ruleFiles = []string{"podgauge.rules.yaml", "podgauge.recording.yaml"}
+var ruleFiles = []string{"podgauge.rules.yaml", "podgauge.recording.yaml", "podgauge.profiling.yaml"}
 
 // chartCopies returns the chart's rules and dashboards: the repository's, with <owner> before the owner labels. The templates replace
 // it by the value ownerLabelPrefix. Helm does not read files outside a chart's folder.
@@ -108,11 +109,17 @@ func TestRules(t *testing.T) {
 		}
 		return all
 	}
+	lacks := func(words ...string) func(string) bool {
+		return func(rule string) bool {
+			return !slices.ContainsFunc(words, func(word string) bool { return strings.Contains(rule, word) })
+		}
+	}
+	const recording, profiling = "podgauge-recording ", "podgauge-profiling "
 	for values, isEnabled := range map[string]func(rule string) bool{
-		`prometheusRule: {enabled: true}`: func(string) bool { return true },
-		cordoned:                          func(string) bool { return true },
-		`prometheusRule: {enabled: true, recording: false}`:                             func(rule string) bool { return !strings.Contains(rule, "podgauge-recording") },
-		`prometheusRule: {enabled: true, alerts: {` + disabled + `: {enabled: false}}}`: func(rule string) bool { return !strings.Contains(rule, `"`+disabled+`"`) },
+		`prometheusRule: {enabled: true}`: lacks(profiling),
+		cordoned:                          lacks(profiling),
+		`prometheusRule: {enabled: true, recording: false, profiling: true}`:            lacks(recording),
+		`prometheusRule: {enabled: true, alerts: {` + disabled + `: {enabled: false}}}`: lacks(profiling, `"`+disabled+`"`),
 	} {
 		want := rules(strings.NewReplacer())
 		if values == cordoned {
@@ -139,7 +146,7 @@ var ownerLabelName = regexp.MustCompile(`(?:^|[^$:\w])(namespace|pod|container)\
 
 // TestOwnerLabelPrefix checks that no rule and no panel reads an owner label without the prefix, except labels of kube-state-metrics.
 func TestOwnerLabelPrefix(t *testing.T) {
-	const values = `{ownerLabelPrefix: exported_, prometheusRule: {enabled: true}, dashboards: {enabled: true}}`
+	const values = `{ownerLabelPrefix: exported_, prometheusRule: {enabled: true, profiling: true}, dashboards: {enabled: true}}`
 	plain, rules := 0, decodeAll[monitoring.PrometheusRule](t, mustRender(t, values))
 	for _, r := range rules {
 		for _, g := range r.Spec.Groups {
@@ -154,8 +161,8 @@ func TestOwnerLabelPrefix(t *testing.T) {
 			}
 		}
 	}
-	if len(rules) != 3 || plain != 3 {
-		t.Errorf("got %d PrometheusRules and %d series of kube-state-metrics, want 3 and 3", len(rules), plain)
+	if len(rules) != 4 || plain != 3 {
+		t.Errorf("got %d PrometheusRules and %d series of kube-state-metrics, want 4 and 3", len(rules), plain)
 	}
 	panels := 0
 	for _, m := range decodeAll[core.ConfigMap](t, mustRender(t, values)) {
@@ -189,7 +196,7 @@ func rulesByName(spec monitoring.PrometheusRuleSpec) map[string]string {
 	for _, g := range spec.Groups {
 		for _, r := range g.Rules {
 			text, _ := json.Marshal(r)
-			all[g.Name+" "+r.Alert+r.Record] = string(text)
+			all[g.Name+" "+r.Alert+r.Record+r.Labels["pipe"]] = string(text)
 		}
 	}
 	return all

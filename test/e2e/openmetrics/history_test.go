@@ -161,7 +161,11 @@ type activeAlert struct {
 func (r *evaluatedRule) record(h *history, found promql.Vector, now time.Duration) {
 	current := map[string]bool{}
 	for _, sample := range found {
-		metric := labels.NewBuilder(sample.Metric).Set(model.MetricNameLabel, r.Record).Labels()
+		b := labels.NewBuilder(sample.Metric).Set(model.MetricNameLabel, r.Record)
+		for name, value := range r.Labels {
+			b.Set(name, value)
+		}
+		metric := b.Labels()
 		key := metric.String()
 		if r.recorded[key] == nil {
 			r.recorded[key] = h.newSeries(metric)

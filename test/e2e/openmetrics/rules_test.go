@@ -38,7 +38,18 @@ type ruleTest struct {
 		Series string `yaml:"series"`
 		Values string `yaml:"values"`
 	} `yaml:"input_series"`
-	AlertRuleTest []ruleAlertTest `yaml:"alert_rule_test"`
+	AlertRuleTest  []ruleAlertTest `yaml:"alert_rule_test"`
+	PromQLExprTest []ruleExprTest  `yaml:"promql_expr_test"`
+}
+
+// ruleExprTest is a query of recorded series.
+type ruleExprTest struct {
+	Expr       string         `yaml:"expr"`
+	EvalTime   model.Duration `yaml:"eval_time"`
+	ExpSamples []struct {
+		Labels string  `yaml:"labels"`
+		Value  float64 `yaml:"value"`
+	} `yaml:"exp_samples"`
 }
 
 type ruleAlertTest struct {
