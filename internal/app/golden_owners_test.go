@@ -263,6 +263,17 @@ func TestGoldenOtherVendor(t *testing.T) {
 	w.checkScrape("foreign", `podgauge_resource_allocation_info{container="data",device_id="vf-2"`, " 1")
 }
 
+// TestGooglePlugin covers metrics beside Google's device plugin, whose ids are not UUIDs.
+func TestGooglePlugin(t *testing.T) {
+	t.Parallel()
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--device-plugin=false", "--metrics.set=minimal")
+	startOtherVendorPlugin(t, w.kubelet, gpuResource, map[string]int64{"nvidia0/vgpu1": 0})
+	w.waitAllocatable(gpuResource, 1)
+	w.runPod(gpuPod("research", "train", 1))
+	w.waitLine(`nvidia_gpu_allocation_info{claim="",container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000::1"`, " 1")
+	w.waitLine(`nvidia_gpu_healthy{container="main",gpu="0",mig_uuid="",namespace="research",pod="train"`, " 1")
+}
+
 // TestGoldenTooManyDevices covers a plugin with a device per MiB of memory: the devices are only counted.
 func TestGoldenTooManyDevices(t *testing.T) {
 	t.Parallel()

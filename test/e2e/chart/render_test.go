@@ -73,11 +73,16 @@ func renderChart(values ...string) (all []chartObject, notes string, err error) 
 
 // renderChartFor is renderChart for a cluster of this version.
 func renderChartFor(kubeVersion string, values ...string) (all []chartObject, notes string, err error) {
+	return renderFolder(chartDir, kubeVersion, values...)
+}
+
+// renderFolder is renderChartFor for a chart's folder.
+func renderFolder(dir, kubeVersion string, values ...string) (all []chartObject, notes string, err error) {
 	merged, err := mergeValues(values...)
 	if err != nil {
 		return nil, "", err
 	}
-	c, err := loader.LoadDir(chartDir)
+	c, err := loader.LoadDir(dir)
 	if err != nil {
 		return nil, "", err
 	}
@@ -96,7 +101,7 @@ func renderChartFor(kubeVersion string, values ...string) (all []chartObject, no
 		return nil, "", err
 	}
 	for path, text := range files {
-		name := strings.TrimPrefix(path, "podgauge/templates/")
+		_, name, _ := strings.Cut(path, "/templates/")
 		if name == "NOTES.txt" {
 			notes = text
 			continue
