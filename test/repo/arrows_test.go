@@ -69,6 +69,7 @@ var allowedImports = map[string][]string{
 	"internal/pubsub":               {},
 	"internal/retry":                {},
 	"internal/text":                 {},
+	"internal/dcgm":                 {},
 	"test/kubelet/conformance":      {"internal/pods/podpb", "internal/sim/kubelet", "test/helpers/deviceplugin"},
 	"test/helpers/background":       {"internal/sim/kubelet"},
 	"test/helpers/deviceplugin":     {"internal/pubsub"},
