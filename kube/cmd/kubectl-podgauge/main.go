@@ -68,6 +68,7 @@ func newRootCommand(c *client) *cobra.Command {
 		newJobCommand(c),
 		newDoctorCommand(c),
 		newBundleCommand(c),
+		newMigrateCommand(),
 		newRetireCommand(c),
 		newUnretireCommand(c),
 		c.command("retired", "Show the retired devices of all nodes, the longest first", "  kubectl podgauge retired",

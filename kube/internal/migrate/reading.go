@@ -1,0 +1,253 @@
+package migrate
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/promql/parser"
+)
+
+const (
+	rateReason = "%s is a rate already, and %s of it has no meaning: use rate(%s%s)"
+	sinceStart = "DCGM counts from the driver's start, podgauge from its own for each owner: only an increase, " +
+		"as rate(%s[5m]), is equal"
+	gpuNote = "a partitioned GPU has one series of a value that is the whole GPU's; dcgm-exporter repeats the value on " +
+		"each GPU instance"
+)
+
+// reading translates a term that reads a field.
+func (t *translator) reading(v *parser.VectorSelector, f field, u use) (parser.Expr, labelFlow) {
+	flow := labelFlow{ofDCGM: true, variant: f.variant()}
+	if f.note != "" {
+		t.note(f.note)
+	}
+	span := u.span
+	switch {
+	case f.kind == ownerCounter && !u.relative:
+		t.fail(fmt.Sprintf(sinceStart, f.sum[0].name))
+	case f.kind == rate && u.increase:
+		t.fail(fmt.Sprintf(rateReason, v.Name, u.name, f.sum[0].name, span))
+	case f.kind == rate && (span == "" || u.name == averageFunction):
+		outer := u.apply
+		if span != "" {
+			outer = instant.apply
+		}
+		u.apply = func(selector string) string { return outer("rate(" + selector + ")") }
+		u.span = cmp.Or(span, "["+t.window+"]")
+	case span != "" && !slices.Contains(linearFunctions, u.name) && (f.kind == rate || !f.isSimple()):
+		inner, _ := t.reading(v, f, instant)
+		return t.parse(u.apply(fmt.Sprintf("(%s)%s:]", unwrap(inner), strings.TrimSuffix(span, "]")))), flow
+	}
+	if len(t.reasons) > 0 {
+		return v, flow
+	}
+	return paren(t.parse(t.term(v, f, u))), flow
+}
+
+// linearFunctions are functions of a range vector that are the same for a sum and for the sum of the functions.
+var linearFunctions = []string{
+	"avg_over_time", "delta", "deriv", "first_over_time", "idelta", "increase", "irate", "last_over_time",
+	"predict_linear", "rate", "sum_over_time",
+}
+
+// term returns scale × sum ÷ per of a field's series.
+func (t *translator) term(v *parser.VectorSelector, f field, u use) string {
+	matchers, info := t.matchers(v)
+	text := t.sum(v, f, f.sum, matchers, u)
+	if len(f.per) > 0 {
+		text = fmt.Sprintf("(%s) / (%s)", text, t.sum(v, f, f.per, matchers, u))
+	} else if len(f.sum) > 1 {
+		text = "(" + text + ")"
+	}
+	if !u.anyGPU && len(info)+len(t.info) > 0 {
+		text += fmt.Sprintf(" * %s group_left (%s) %s", deviceMatching, strings.Join(t.info, ", "),
+			at(v, "nvidia_gpu_info", info...))
+	}
+	if !u.unscaled {
+		text += factorText(f.scale)
+	}
+	if u.squared {
+		text += factorText(f.scale)
+	}
+	return text
+}
+
+// sum returns the sum of families.
+func (t *translator) sum(
+	v *parser.VectorSelector, f field, all []family, matchers []*labels.Matcher, u use,
+) string {
+	var text strings.Builder
+	for i, summand := range all {
+		sign := 1.0
+		if i > 0 {
+			sign = summand.rows[0].weight
+			text.WriteString(map[bool]string{true: " - ", false: " + "}[sign < 0])
+		}
+		var rows, differing []string
+		for _, r := range summand.rows {
+			rows = append(rows, t.row(v, f, summand.name, r, matchers, u)+factorText(r.weight*sign))
+			for _, m := range r.matchers {
+				differing = union(differing, []string{m.Name})
+			}
+		}
+		if len(rows) > 1 {
+			fmt.Fprintf(&text, "sum without (%s) (%s)", strings.Join(differing, ", "), strings.Join(rows, " or "))
+		} else {
+			text.WriteString(rows[0])
+		}
+	}
+	return text.String()
+}
+
+// row returns the term of one row of a family.
+func (t *translator) row(
+	v *parser.VectorSelector, f field, name string, r row, matchers []*labels.Matcher, u use,
+) string {
+	of := func(matchers ...*labels.Matcher) string {
+		out := *v
+		out.Name = name
+		out.LabelMatchers = slices.Concat(matchers, r.matchers)
+		return u.apply(selectorText(&out, u.span))
+	}
+	text := of(matchers...)
+	onlyMIG := slices.ContainsFunc(v.LabelMatchers, selectsMIGDevices)
+	ofMIGDevice := labels.MustNewMatcher(labels.MatchNotEqual, "mig_uuid", "")
+	whole := "(" + text + " unless " + deviceMatching + " " + at(v, "nvidia_gpu_mig_enabled", enabledNow) + " == 1"
+	switch {
+	case !t.mig && !onlyMIG || u.anyGPU:
+		return text
+	case onlyMIG && (ofMIGDevices(name) || f.ownOnly):
+		return of(append(matchers, ofMIGDevice)...)
+	case f.ownOnly && !ofMIGDevices(name):
+		return text // no value in MIG mode
+	case ofMIGDevices(name):
+		return whole + ")"
+	case !onlyMIG && !slices.Contains(t.info, "gi") && !slices.Contains(t.info, "mig_profile"):
+		t.note(gpuNote)
+		return text
+	}
+	// The GPU's value on each of its MIG devices, with the device's owner.
+	gpuMatchers := slices.DeleteFunc(slices.Clone(matchers), func(m *labels.Matcher) bool {
+		return slices.Contains(ownerLabels, m.Name) || m.Name == "mig_uuid"
+	})
+	spread := at(v, "nvidia_gpu_allocated", append(matchers, ofMIGDevice)...) + " * 0 + on (node, uuid) group_left () " +
+		of(gpuMatchers...)
+	if onlyMIG {
+		return "(" + spread + ")"
+	}
+	return whole + " or " + spread + ")"
+}
+
+var (
+	ownerLabels = []string{"namespace", "pod", "container"}
+	enabledNow  = labels.MustNewMatcher(labels.MatchEqual, "when", "now")
+)
+
+// at returns a selector of another family at the same time.
+func at(v *parser.VectorSelector, name string, matchers ...*labels.Matcher) string {
+	out := *v
+	out.Name, out.LabelMatchers = name, matchers
+	return out.String()
+}
+
+// selectorText returns an instant vector selector, or a range vector selector with a span such as [5m].
+func selectorText(v *parser.VectorSelector, span string) string {
+	modifier := strings.TrimPrefix((&parser.VectorSelector{
+		Name: "x", OriginalOffset: v.OriginalOffset, OriginalOffsetExpr: v.OriginalOffsetExpr,
+		Timestamp: v.Timestamp, StartOrEnd: v.StartOrEnd,
+	}).String(), "x")
+	return strings.TrimSuffix(v.String(), modifier) + span + modifier
+}
+
+// selectsMIGDevices reports whether a matcher selects GPU instances only.
+func selectsMIGDevices(m *labels.Matcher) bool {
+	return strings.HasPrefix(m.Name, "GPU_I_") && !m.Matches("")
+}
+
+// matchers returns the matchers of a selector for the labels of podgauge's series, and those for nvidia_gpu_info.
+func (t *translator) matchers(v *parser.VectorSelector) (own, info []*labels.Matcher) {
+	for _, m := range v.LabelMatchers {
+		l := labelOf(m.Name)
+		switch {
+		case m.Name == labels.MetricName:
+		case l.reason != "":
+			t.fail(l.reason)
+		case selectsDCGMExporter(m):
+			t.note("left out the matcher " + m.String() + " of dcgm-exporter's scrape job")
+		case m.Name == "GPU_I_ID" && m.Value == "":
+			own = append(own, labels.MustNewMatcher(m.Type, "mig_uuid", ""))
+		case l.isInfo:
+			info = append(info, renamedMatcher(m, l))
+		default:
+			own = append(own, renamedMatcher(m, l))
+		}
+	}
+	return own, info
+}
+
+func renamedMatcher(m *labels.Matcher, l label) *labels.Matcher {
+	value := m.Value
+	if l.value != nil {
+		value = l.value(value)
+	}
+	out, err := labels.NewMatcher(m.Type, l.name, value)
+	if err != nil { // the expression is no longer valid with the other values
+		return labels.MustNewMatcher(m.Type, l.name, m.Value)
+	}
+	return out
+}
+
+// factorText returns a factor as an operation.
+func factorText(scale float64) string {
+	switch {
+	case scale == 1:
+		return ""
+	case scale > 1 || scale == 0:
+		return " * " + strconv.FormatFloat(scale, 'f', -1, 64)
+	default:
+		return " / " + strconv.FormatFloat(math.Round(1/scale), 'f', -1, 64)
+	}
+}
+
+// parse parses a query made of parts of valid ones.
+func (t *translator) parse(text string) parser.Expr {
+	e, err := promQL.ParseExpr(text)
+	if err != nil {
+		t.fail(fmt.Sprintf("translation is invalid: %v", err))
+		return &parser.NumberLiteral{}
+	}
+	return e
+}
+
+// paren puts an expression into parentheses if an operator next to it could change its meaning.
+func paren(e parser.Expr) parser.Expr {
+	switch e.(type) {
+	case *parser.BinaryExpr, *parser.UnaryExpr:
+		return &parser.ParenExpr{Expr: e}
+	default:
+		return e
+	}
+}
+
+// unwrap returns an expression without its outer parentheses.
+func unwrap(e parser.Expr) parser.Expr {
+	for {
+		p, ok := e.(*parser.ParenExpr)
+		if !ok {
+			return e
+		}
+		e = p.Expr
+	}
+}
+
+// union returns the names of both lists, sorted.
+func union(a, b []string) []string {
+	all := slices.Concat(a, b)
+	slices.Sort(all)
+	return slices.Compact(all)
+}

@@ -1,0 +1,107 @@
+package migrate
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/prometheus/prometheus/promql/parser"
+	"go.yaml.in/yaml/v3"
+)
+
+// scaledObject translates the queries of KEDA.
+func (m *migration) scaledObject(n *yaml.Node) {
+	name := "ScaledObject " + text(n, "metadata", "name")
+	for _, trigger := range items(get(n, "spec", "triggers")) {
+		if query := get(trigger, "metadata", "query"); query != nil && text(trigger, "type") == "prometheus" {
+			m.translate(source{place: name}, query)
+		}
+	}
+}
+
+// autoscaler reports the metrics of a HorizontalPodAutoscaler, which prometheus-adapter or KEDA serves.
+func (m *migration) autoscaler(n *yaml.Node) {
+	s := source{place: "HorizontalPodAutoscaler " + text(n, "metadata", "name")}
+	for _, metric := range items(get(n, "spec", "metrics")) {
+		for _, kind := range []string{"pods", "object", "external"} {
+			name := text(metric, kind, "metric", "name")
+			_, served := m.served[name]
+			switch {
+			case !namePattern.MatchString(name):
+			case served:
+				m.add(s, name, name)
+			default:
+				m.add(s, name, "", "the name of a metric that prometheus-adapter serves: translate its rule together with "+
+					"this object, then the name stays")
+			}
+		}
+	}
+}
+
+// Placeholders of the templates of prometheus-adapter.
+const (
+	adapterMatchers = `adapter_matchers="x"`
+	adapterGroups   = "adapter_groups"
+)
+
+// adapter translates the rules of prometheus-adapter. A metric keeps its name, because autoscalers refer to it.
+func (m *migration) adapter(n *yaml.Node) {
+	for _, key := range []string{"rules", "externalRules"} {
+		for _, rule := range items(get(n, key)) {
+			m.adapterRule(rule)
+		}
+	}
+}
+
+func (m *migration) adapterRule(rule *yaml.Node) {
+	series, query := get(rule, "seriesQuery"), get(rule, "metricsQuery")
+	if series == nil || query == nil || !namePattern.MatchString(series.Value) {
+		m.report.Others++
+		return
+	}
+	hidden, e, err := parseQuery(series.Value)
+	s := source{place: "rule of prometheus-adapter " + series.Value}
+	if err != nil {
+		m.add(s, series.Value, "", "not valid PromQL: "+err.Error())
+		return
+	}
+	v, ok := unwrap(e).(*parser.VectorSelector)
+	if !ok || v.Name == "" {
+		m.add(s, series.Value, "", "selects names by a pattern: write a rule for each family")
+		return
+	}
+	plain := strings.NewReplacer("<<.Series>>", v.Name, "<<.LabelMatchers>>", adapterMatchers, "<<.GroupBy>>", adapterGroups)
+	back := strings.NewReplacer(adapterMatchers, "<<.LabelMatchers>>", adapterGroups, "<<.GroupBy>>")
+	count := len(m.report.Queries)
+	out, flow, ok := m.translation(s, plain.Replace(query.Value))
+	for i := range m.report.Queries[count:] {
+		q := &m.report.Queries[count+i]
+		q.Text, q.Translation = query.Value, back.Replace(q.Translation)
+	}
+	if !ok {
+		return
+	}
+	t := m.translator(hidden, false)
+	m.set(series, hidden.restore(t.labelSelector(v, label{})))
+	m.set(query, back.Replace(out))
+	for k := range members(get(rule, "resources", "overrides")) {
+		m.set(k, flow.rename(k.Value))
+	}
+	m.keepName(rule, v.Name)
+}
+
+// keepName gives a rule the name under which autoscalers know its metric.
+func (m *migration) keepName(rule *yaml.Node, name string) {
+	if as := text(rule, "name", "as"); as != "" {
+		m.served[as] = struct{}{}
+		return
+	}
+	m.served[name] = struct{}{}
+	if m.recording {
+		return
+	}
+	var node yaml.Node
+	if err := node.Encode(map[string]string{"as": name}); err != nil {
+		panic(fmt.Sprintf("encode a map: %v", err))
+	}
+	rule.Content = append(rule.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: "name"}, &node)
+}
