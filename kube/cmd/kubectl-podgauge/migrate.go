@@ -28,7 +28,7 @@ func newMigrateCommand() *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&write, "write", false, "write NAME.podgauge.EXTENSION beside each file with a translated query")
-	c.Flags().BoolVar(&options.MIG, "mig", true, "read MIG devices as dcgm-exporter does; false: no GPU is partitioned")
+	c.Flags().BoolVar(&options.MIG, "mig", false, "GPUs are partitioned: read MIG devices as dcgm-exporter does")
 	return c
 }
 

@@ -120,9 +120,12 @@ func (m *migration) variable(n *yaml.Node, place string) {
 				names = append(names, found[1])
 			}
 		}
+		around := func(inner string) string { return "query_result(" + inner + ")" }
+		count := len(m.report.Queries)
 		inner, flow, ok := m.translation(source{place, true, names}, parts[1])
+		m.rephrase(count, original, around)
 		if ok {
-			m.set(query, "query_result("+inner+")")
+			m.set(query, around(inner))
 			if regex := get(n, "regex"); regex != nil {
 				m.set(regex, regexLabel.ReplaceAllStringFunc(regex.Value, func(found string) string {
 					return flow.rename(strings.TrimSuffix(found, "=")) + "="
@@ -161,7 +164,7 @@ func (m *migration) labelValues(s source, query *yaml.Node, selector, name strin
 		t.fail(l.reason)
 	}
 	result := "label_values(" + hidden.restore(t.labelSelector(v, l)) + ", " + l.name + ")"
-	m.finish(s, query.Value, result, t)
+	m.finish(s, query.Value, result, t, hidden)
 	if len(t.reasons) == 0 {
 		m.set(query, result)
 	}

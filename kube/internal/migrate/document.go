@@ -24,7 +24,10 @@ func parseDocuments(data []byte) ([]document, error) {
 	data = bytes.TrimPrefix(data, []byte("\uFEFF"))
 	if begin := bytes.TrimLeft(data, " \t\r\n"); len(begin) > 0 && begin[0] == '{' && !bytes.HasPrefix(begin, []byte("{{")) {
 		root, err := parseJSON(data)
-		return []document{{root, data}}, err
+		if err != nil {
+			return nil, err
+		}
+		return []document{{root, data}}, nil
 	}
 	var all []document
 	for d := yaml.NewDecoder(bytes.NewReader(data)); ; {

@@ -117,15 +117,15 @@ func selectorOf(text string) []*labels.Matcher {
 	return matchers
 }
 
-// variant returns the labels that podgauge's series have and DCGM's lack.
-func (f *field) variant() (names []string) {
-	if len(f.per) > 0 || len(f.sum) > 1 || len(f.sum[0].rows) > 1 {
+// variant returns the labels that podgauge's series have and DCGM's lack: clock="sm".
+func (f *field) variant() (all []string) {
+	if !f.isSimple() {
 		return nil
 	}
 	for _, m := range f.sum[0].rows[0].matchers {
-		names = append(names, m.Name)
+		all = append(all, m.String())
 	}
-	return names
+	return all
 }
 
 // isSimple reports whether the field is one series, so that each function of it is the same function of the series.

@@ -58,12 +58,13 @@ func Files(files []*File, o Options) *Report {
 			m.report.Errors = append(m.report.Errors, fmt.Sprintf("%s: %v", f.Name, err))
 		}
 	}
+	unreadable := m.report.Errors
 	m.recording = true
 	for i, f := range files {
 		m.documents(f.Name, parsed[i])
 	}
-	*m.report = Report{Errors: m.report.Errors}
 	m.recording = false
+	*m.report = Report{Errors: unreadable}
 	for i, f := range files {
 		if !m.documents(f.Name, parsed[i]) {
 			continue
@@ -206,19 +207,36 @@ func (m *migration) translation(s source, query string) (string, labelFlow, bool
 		m.report.Others++
 		return "", labelFlow{}, false
 	}
+	if _, err := promQL.ParseExpr(out.String()); err != nil && len(t.reasons) == 0 {
+		t.fail(fmt.Sprintf("the translation is not valid PromQL: %v", err))
+	}
 	result := hidden.restore(out.String())
-	m.finish(s, query, result, t)
+	m.finish(s, query, result, t, hidden)
 	return result, flow, len(t.reasons) == 0
 }
 
 // finish adds a query to the report.
-func (m *migration) finish(s source, query, result string, t *translator) {
+func (m *migration) finish(s source, query, result string, t *translator, hidden *macros) {
 	if len(t.reasons) > 0 {
+		for i := range t.reasons {
+			t.reasons[i] = hidden.restore(t.reasons[i])
+		}
 		m.add(s, query, "", t.reasons...)
 		return
 	}
 	m.report.Notes = union(m.report.Notes, t.notes)
 	m.add(s, query, result)
+}
+
+// rephrase changes the last queries of the report, which were translated as parts of other texts.
+func (m *migration) rephrase(first int, text string, translation func(string) string) {
+	for i := range m.report.Queries[first:] {
+		q := &m.report.Queries[first+i]
+		q.Text = text
+		if q.Translation != "" {
+			q.Translation = translation(q.Translation)
+		}
+	}
 }
 
 func (m *migration) add(s source, query, translation string, reasons ...string) {

@@ -55,7 +55,7 @@ func publicQueries(t *testing.T) (all []dashboardSource) {
 func TestPublicQueries(t *testing.T) {
 	var got strings.Builder
 	for _, d := range publicQueries(t) {
-		r := translate(t, true, d.queries...)
+		r := translate(t, false, d.queries...)
 		translated := 0
 		fmt.Fprintf(&got, "# %s\n# %s\n", d.name, d.url)
 		for _, q := range r.Queries {

@@ -19,7 +19,7 @@ const deviceMatching = "on (node, uuid, mig_uuid)"
 // translator translates one query.
 type translator struct {
 	records map[string]labelFlow // labels of the user's own recorded series
-	mig     bool                 // the cluster has partitioned GPUs
+	mig     bool                 // the cluster has partitioned GPUs, or the query reads labels of GPU instances
 	window  string               // of a rate where the query has none
 
 	info    []string // labels of nvidia_gpu_info that the query reads
@@ -34,7 +34,8 @@ type labelFlow struct {
 	ofDCGM  bool                // it reads fields of DCGM
 	foreign bool                // it reads other series
 	own     map[string]struct{} // labels that the query creates: its own names, which stay
-	variant []string            // labels of podgauge's series without a counterpart in DCGM's
+	variant []string            // labels of podgauge's series that DCGM's lack: clock="sm"
+	grouped []string            // labels of dcgm-exporter by which the query groups
 }
 
 func (f labelFlow) with(other labelFlow) labelFlow {
@@ -47,7 +48,16 @@ func (f labelFlow) with(other labelFlow) labelFlow {
 	maps.Copy(own, other.own)
 	f.own = own
 	f.variant = union(f.variant, other.variant)
+	f.grouped = union(f.grouped, other.grouped)
 	return f
+}
+
+func (f labelFlow) variantNames() (names []string) {
+	for _, v := range f.variant {
+		name, _, _ := strings.Cut(v, "=")
+		names = append(names, name)
+	}
+	return names
 }
 
 // rename returns podgauge's name of a label in the result.
@@ -77,8 +87,12 @@ func (t *translator) translate(e parser.Expr, labelNames []string) (parser.Expr,
 		if l.isInfo && !slices.Contains(t.info, l.name) {
 			t.info = append(t.info, l.name)
 		}
+		t.mig = t.mig || strings.HasPrefix(name, "GPU_I_")
 	}
 	out, flow := t.rewrite(e)
+	if flow.ofDCGM && !t.mig {
+		t.note(migNote)
+	}
 	return unwrap(out), flow
 }
 
@@ -337,7 +351,7 @@ func (t *translator) aggregation(a *parser.AggregateExpr) (parser.Expr, labelFlo
 		}
 	}
 	if a.Without {
-		out.Grouping = append(out.Grouping, flow.variant...)
+		out.Grouping = append(out.Grouping, flow.variantNames()...)
 	}
 	slices.Sort(out.Grouping)
 	out.Grouping = slices.Compact(out.Grouping)
@@ -346,6 +360,10 @@ func (t *translator) aggregation(a *parser.AggregateExpr) (parser.Expr, labelFlo
 	}
 	if out.Op != parser.TOPK && out.Op != parser.BOTTOMK {
 		flow.variant = nil
+		flow.grouped = nil
+		if !a.Without {
+			flow.grouped = a.Grouping
+		}
 	}
 	if s, ok := a.Param.(*parser.StringLiteral); ok { // count_values
 		flow = flow.with(labelFlow{own: map[string]struct{}{s.Val: {}}})
@@ -383,9 +401,12 @@ func (t *translator) binary(b *parser.BinaryExpr) (parser.Expr, labelFlow) {
 	if m := b.VectorMatching; m != nil {
 		matching := *m
 		if left.ofDCGM != right.ofDCGM { // the other side has the labels of dcgm-exporter
-			names := t.outer
-			if b.Op != parser.LOR {
-				names = m.MatchingLabels
+			names := m.MatchingLabels
+			if !m.On {
+				names = t.outer
+			}
+			if !m.On && len(flow.own) == 0 {
+				names = union(names, flow.grouped)
 			}
 			lhs, left = t.restoreLabels(lhs, left, names)
 			rhs, right = t.restoreLabels(rhs, right, names)
@@ -395,7 +416,7 @@ func (t *translator) binary(b *parser.BinaryExpr) (parser.Expr, labelFlow) {
 			matching.MatchingLabels = renamed(m.MatchingLabels, flow)
 		}
 		if !m.On && left.ofDCGM && right.ofDCGM && !slices.Equal(left.variant, right.variant) {
-			matching.MatchingLabels = union(matching.MatchingLabels, flow.variant)
+			matching.MatchingLabels = union(matching.MatchingLabels, flow.variantNames())
 		}
 		matching.Include = renamed(m.Include, flow)
 		out.VectorMatching = &matching

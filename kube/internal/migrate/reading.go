@@ -16,8 +16,7 @@ const (
 	rateReason = "%s is a rate already, and %s of it has no meaning: use rate(%s%s)"
 	sinceStart = "DCGM counts from the driver's start, podgauge from its own for each owner: only an increase, " +
 		"as rate(%s[5m]), is equal"
-	gpuNote = "a partitioned GPU has one series of a value that is the whole GPU's; dcgm-exporter repeats the value on " +
-		"each GPU instance"
+	migNote = "translations without --mig are equal in clusters without partitioned GPUs"
 )
 
 // reading translates a term that reads a field.
@@ -122,20 +121,17 @@ func (t *translator) row(
 	case !t.mig && !onlyMIG || u.anyGPU:
 		return text
 	case onlyMIG && (ofMIGDevices(name) || f.ownOnly):
-		return of(append(matchers, ofMIGDevice)...)
+		return of(slices.Concat(matchers, []*labels.Matcher{ofMIGDevice})...)
 	case f.ownOnly && !ofMIGDevices(name):
 		return text // no value in MIG mode
 	case ofMIGDevices(name):
 		return whole + ")"
-	case !onlyMIG && !slices.Contains(t.info, "gi") && !slices.Contains(t.info, "mig_profile"):
-		t.note(gpuNote)
-		return text
 	}
 	// The GPU's value on each of its MIG devices, with the device's owner.
 	gpuMatchers := slices.DeleteFunc(slices.Clone(matchers), func(m *labels.Matcher) bool {
 		return slices.Contains(ownerLabels, m.Name) || m.Name == "mig_uuid"
 	})
-	spread := at(v, "nvidia_gpu_allocated", append(matchers, ofMIGDevice)...) + " * 0 + on (node, uuid) group_left () " +
+	spread := at(v, "nvidia_gpu_allocated", slices.Concat(matchers, []*labels.Matcher{ofMIGDevice})...) + " * 0 + on (node, uuid) group_left () " +
 		of(gpuMatchers...)
 	if onlyMIG {
 		return "(" + spread + ")"
@@ -218,7 +214,7 @@ func factorText(scale float64) string {
 func (t *translator) parse(text string) parser.Expr {
 	e, err := promQL.ParseExpr(text)
 	if err != nil {
-		t.fail(fmt.Sprintf("translation is invalid: %v", err))
+		t.fail(fmt.Sprintf("the translation is not valid PromQL: %v", err))
 		return &parser.NumberLiteral{}
 	}
 	return e

@@ -73,10 +73,7 @@ func (m *migration) adapterRule(rule *yaml.Node) {
 	back := strings.NewReplacer(adapterMatchers, "<<.LabelMatchers>>", adapterGroups, "<<.GroupBy>>")
 	count := len(m.report.Queries)
 	out, flow, ok := m.translation(s, plain.Replace(query.Value))
-	for i := range m.report.Queries[count:] {
-		q := &m.report.Queries[count+i]
-		q.Text, q.Translation = query.Value, back.Replace(q.Translation)
-	}
+	m.rephrase(count, query.Value, back.Replace)
 	if !ok {
 		return
 	}

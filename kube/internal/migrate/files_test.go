@@ -1,0 +1,235 @@
+package migrate_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/podgauge/podgauge/kube/internal/migrate"
+)
+
+// files returns the report on files, and their translated texts by name.
+func files(texts map[string]string) (*migrate.Report, map[string]string) {
+	var all []*migrate.File
+	for _, name := range []string{"a.json", "b.yaml", "c.yaml"} {
+		if text, ok := texts[name]; ok {
+			all = append(all, &migrate.File{Name: name, Data: []byte(text)})
+		}
+	}
+	r := migrate.Files(all, migrate.Options{})
+	written := map[string]string{}
+	for _, f := range all {
+		if f.Translated != nil {
+			written[f.Name] = string(f.Translated)
+		}
+	}
+	return r, written
+}
+
+// TestTranslatedFiles checks that a copy has translated queries, legends and templates, and is otherwise the same.
+func TestTranslatedFiles(t *testing.T) {
+	for name, c := range map[string]struct{ file, text, want string }{
+		"dashboard": {"a.json", `{
+  "title": "A<b>\u00e9",
+  "annotations": {"list": [{"name": "Hot", "expr": "DCGM_FI_DEV_GPU_TEMP > 90", "titleFormat": "{{Hostname}}"}]},
+  "rows": [ {"panels": [{"title":"Load", "targets":[
+      {"expr": "DCGM_FI_DEV_GPU_UTIL{gpu=~\"$gpu\"}", "legendFormat": "{{Hostname}} {{ gpu }}", "step": 1.50}]}]}],
+  "panels": [{"title": "Table",
+    "targets": [{"expr": "max by (Hostname, UUID) (DCGM_FI_DEV_GPU_TEMP)", "format": "table"}, {"expr": "up"}],
+    "fieldConfig": {"defaults": {"displayName": "${__field.labels.Hostname}", "links": [{"url": "/d/x?var-h=${__data.fields.Hostname}"}]}},
+    "transformations": [{"id": "organize", "options": {"renameByName": {"Hostname": "Node", "gpu": "GPU"}}}]}],
+  "templating": {"list": [
+    {"type": "query", "name": "h", "definition": "label_values(DCGM_FI_DEV_GPU_TEMP, Hostname)",
+     "query": {"query": "label_values(DCGM_FI_DEV_GPU_TEMP, Hostname)", "refId": "A"}},
+    {"type": "query", "name": "u", "query": "query_result(DCGM_FI_DEV_GPU_TEMP)", "regex": "/UUID=\"([^\"]*)\"/"}]}
+}
+`, `{
+  "title": "A<b>\u00e9",
+  "annotations": {"list": [{"name": "Hot", "expr": "nvidia_gpu_temperature_celsius{sensor=\"gpu\"} > 90", "titleFormat": "{{node}}"}]},
+  "rows": [ {"panels": [{"title":"Load", "targets":[
+      {"expr": "nvidia_gpu_utilization_ratio{gpu=~\"$gpu\"} * 100", "legendFormat": "{{node}} {{ gpu }}", "step": 1.50}]}]}],
+  "panels": [{"title": "Table",
+    "targets": [{"expr": "max by (node, uuid) (nvidia_gpu_temperature_celsius{sensor=\"gpu\"})", "format": "table"}, {"expr": "up"}],
+    "fieldConfig": {"defaults": {"displayName": "${__field.labels.node}", "links": [{"url": "/d/x?var-h=${__data.fields.node}"}]}},
+    "transformations": [{"id": "organize", "options": {"renameByName": {"node": "Node", "gpu": "GPU"}}}]}],
+  "templating": {"list": [
+    {"type": "query", "name": "h", "definition": "label_values(nvidia_gpu_temperature_celsius{sensor=\"gpu\"}, node)",
+     "query": {"query": "label_values(nvidia_gpu_temperature_celsius{sensor=\"gpu\"}, node)", "refId": "A"}},
+    {"type": "query", "name": "u", "query": "query_result(nvidia_gpu_temperature_celsius{sensor=\"gpu\"})", "regex": "/uuid=\"([^\"]*)\"/"}]}
+}
+`},
+		"rules": {"b.yaml", `# GPUs
+groups:
+  - name: gpus
+    rules:
+      - record: node:gpu_util:avg # used below
+        expr: avg by (Hostname, modelName) (DCGM_FI_DEV_GPU_UTIL)
+      - alert: Busy
+        expr: node:gpu_util:avg{Hostname=~"a.*"} > 90
+        annotations:
+          summary: '{{ $labels.Hostname }} ({{ $labels.modelName }}): {{ $value }}'
+      - alert: Hot
+        expr: |
+          DCGM_FI_DEV_GPU_TEMP
+            > 85
+        annotations: {summary: "{{ $labels.Hostname }} {{ $labels.modelName }}"}
+      - alert: Down
+        expr: up == 0
+`, `# GPUs
+groups:
+  - name: gpus
+    rules:
+      - record: node:gpu_util:avg # used below
+        expr: avg by (node, model) (nvidia_gpu_utilization_ratio * on (node, uuid, mig_uuid) group_left (model) nvidia_gpu_info * 100)
+      - alert: Busy
+        expr: node:gpu_util:avg{model!="x",node=~"a.*"} > 90
+        annotations:
+          summary: '{{ $labels.node }} ({{ $labels.model }}): {{ $value }}'
+      - alert: Hot
+        expr: |-
+          (nvidia_gpu_temperature_celsius{sensor="gpu"} * on (node, uuid, mig_uuid) group_left (model) nvidia_gpu_info) > 85
+        annotations: {summary: "{{ $labels.node }} {{ $labels.model }}"}
+      - alert: Down
+        expr: up == 0
+`},
+		"objects": {"c.yaml", `apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+spec:
+  groups:
+    - rules:
+        - alert: Hot
+          expr: DCGM_FI_DEV_GPU_TEMP > 85
+---
+kind: ScaledObject
+metadata:
+  name: llm
+spec:
+  triggers:
+    - type: cron
+    - type: prometheus
+      metadata: {query: 'avg(DCGM_FI_DEV_GPU_UTIL{pod=~"llm-.*"})', threshold: "70"}
+---
+kind: HorizontalPodAutoscaler
+metadata:
+  name: embed
+spec:
+  metrics:
+    - type: Pods
+      pods: {metric: {name: DCGM_FI_DEV_FB_USED}}
+---
+kind: ConfigMap
+data:
+  config.yaml: |
+    rules:
+      - seriesQuery: DCGM_FI_DEV_FB_USED{exported_pod!=""}
+        resources:
+          overrides:
+            exported_pod: {resource: pod}
+        metricsQuery: avg(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)
+  gpu.json: |
+    {"panels": [{"title": "p", "targets": [{"expr": "DCGM_FI_DEV_GPU_UTIL"}]}]}
+`, `apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+spec:
+  groups:
+    - rules:
+        - alert: Hot
+          expr: nvidia_gpu_temperature_celsius{sensor="gpu"} > 85
+---
+kind: ScaledObject
+metadata:
+  name: llm
+spec:
+  triggers:
+    - type: cron
+    - type: prometheus
+      metadata: {query: 'avg(nvidia_gpu_utilization_ratio{pod=~"llm-.*"} * 100)', threshold: "70"}
+---
+kind: HorizontalPodAutoscaler
+metadata:
+  name: embed
+spec:
+  metrics:
+    - type: Pods
+      pods: {metric: {name: DCGM_FI_DEV_FB_USED}}
+---
+kind: ConfigMap
+data:
+  config.yaml: |
+    rules:
+      - seriesQuery: nvidia_gpu_memory_used_bytes{pod!=""}
+        resources:
+          overrides:
+            pod: {resource: pod}
+        metricsQuery: avg by (<<.GroupBy>>) (nvidia_gpu_memory_used_bytes{<<.LabelMatchers>>} / 1048576)
+        name:
+          as: DCGM_FI_DEV_FB_USED
+  gpu.json: |
+    {"panels": [{"title": "p", "targets": [{"expr": "nvidia_gpu_utilization_ratio * 100"}]}]}
+`},
+	} {
+		text := strings.ReplaceAll(c.text, `Hostname=~"a.*"}`, `Hostname=~"a.*",modelName!="x"}`)
+		r, written := files(map[string]string{c.file: text})
+		if got := written[c.file]; got != c.want {
+			t.Errorf("%s: got\n%s\nwant\n%s", name, got, c.want)
+		}
+		if !r.Complete() {
+			t.Errorf("%s: incomplete: %+v", name, r)
+		}
+	}
+}
+
+// TestErrors checks that a bad file or query is one error with its place, and that the rest is translated.
+func TestErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		texts map[string]string
+		want  []string // errors, and reasons with their place
+	}{
+		"JSON": {map[string]string{"a.json": "{\n  \"panels\": [}\n"}, []string{"a.json: parse JSON: line 2: invalid character '}' looking for beginning of value"}},
+		"YAML": {map[string]string{"b.yaml": "groups:\n  - {\n"}, []string{"b.yaml: parse YAML: line 2: did not find expected node content"}},
+		"template": {
+			map[string]string{"b.yaml": "{{ if .x }}\ngroups: []\n"},
+			[]string{"b.yaml: parse YAML: line 1: did not find expected <document start>"},
+		},
+		"other kind":  {map[string]string{"b.yaml": "kind: Pod\n"}, []string{"b.yaml: no dashboard, rules, ScaledObject, HorizontalPodAutoscaler or configuration of prometheus-adapter"}},
+		"empty":       {map[string]string{"b.yaml": ""}, nil},
+		"wrong types": {map[string]string{"b.yaml": "groups: {rules: 5}\n", "a.json": `{"panels": [1, {"targets": {"expr": []}}], "templating": {"list": 3}}`}, nil},
+		"alias":       {map[string]string{"b.yaml": "groups: &a\n  - rules: *a\n"}, nil},
+		"PromQL": {
+			map[string]string{"b.yaml": "groups: [{rules: [{alert: Hot, expr: 'DCGM_FI_DEV_GPU_TEMP >'}]}]"},
+			[]string{"b.yaml: Hot: not valid PromQL: 1:23: parse error: unexpected end of input"},
+		},
+		"embedded": {
+			map[string]string{"b.yaml": "kind: ConfigMap\ndata: {x.json: '{\"panels\": \"DCGM_FI_DEV_GPU_TEMP\"'}"},
+			[]string{"b.yaml: x.json: parse JSON: line 1: unexpected end of JSON input"},
+		},
+		"HPA without a rule": {
+			map[string]string{"b.yaml": "kind: HorizontalPodAutoscaler\nmetadata: {name: x}\nspec: {metrics: [{external: {metric: {name: DCGM_FI_DEV_GPU_UTIL}}}]}"},
+			[]string{"b.yaml: HorizontalPodAutoscaler x: the name of a metric that prometheus-adapter serves: translate its rule together with this object, then the name stays"},
+		},
+	} {
+		c.texts["c.yaml"] = "groups: [{rules: [{alert: x, expr: DCGM_FI_DEV_GPU_TEMP > 85}]}]"
+		r, written := files(c.texts)
+		got := r.Errors
+		for _, q := range r.Queries {
+			for _, reason := range q.Reasons {
+				got = append(got, q.File+": "+q.Place+": "+reason)
+			}
+		}
+		if strings.Join(got, "\n") != strings.Join(c.want, "\n") {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+		if written["c.yaml"] == "" || r.Complete() != (len(c.want) == 0) {
+			t.Errorf("%s: the next file is %q; complete: %t", name, written["c.yaml"], r.Complete())
+		}
+	}
+}
+
+// FuzzFiles checks that any file is translated or an error.
+func FuzzFiles(f *testing.F) {
+	f.Add(`{"panels": [{"targets": [{"expr": "DCGM_FI_DEV_GPU_TEMP", "legendFormat": "{{gpu}}"}]}], "x": [null, 1e9, true]}`)
+	f.Add("groups:\n- rules:\n  - {record: a, expr: DCGM_FI_DEV_GPU_TEMP}\n  - {alert: b, expr: a > 1}\n---\nkind: List\nitems: []\n")
+	f.Add("rules: [{seriesQuery: 'DCGM_FI_DEV_FB_USED{a!=\"\"}', metricsQuery: '<<.Series>>'}]")
+	f.Fuzz(func(t *testing.T, text string) {
+		files(map[string]string{"a.json": text})
+	})
+}
