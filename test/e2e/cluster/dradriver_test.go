@@ -32,8 +32,8 @@ const (
 // draDriverCommand is the first argument with which this test binary is the DRA driver.
 const draDriverCommand = "dradriver"
 
-// runDRADriver runs a DRA driver for the GPUs of the NVML stand-in, with the kubelet plugin helper of real drivers. NVIDIA's DRA driver
-// needs a real GPU driver.
+// runDRADriver runs a DRA driver for the GPUs of the NVML stand-in, with the kubelet plugin helper of real drivers. NVIDIA's own
+// driver is built from a checkout.
 //
 // Devices and CDI devices have the names of NVIDIA's driver since v0.4 (kubernetes-sigs/dra-driver-nvidia-gpu,
 // cmd/gpu-kubelet-plugin/deviceinfo.go and cdi.go): gpu-<minor number> and k8s.gpu.nvidia.com/claim=<claim UID>-<device>.
