@@ -47,12 +47,21 @@ const (
 	auditorsNamespace  = "auditors"  // namespace of other claims
 )
 
+// allGPUs is a request of all GPUs with administrative access.
+const allGPUs = "{deviceClassName: gpu.nvidia.com, allocationMode: All, adminAccess: true}"
+
+// createAdminNamespace creates a namespace whose claims can have administrative access.
+func (s *clusterFixture) createAdminNamespace(t *testing.T, name string) {
+	t.Helper()
+	s.kubectl(t, "create", "namespace", name)
+	s.kubectl(t, "label", "namespace", name, "resource.kubernetes.io/admin-access=true")
+}
+
 // claimOwners compares the owner labels of claimed GPUs with the claims: two GPUs for one pod, one GPU for two containers of a pod, and
 // all GPUs for a monitoring pod with adminAccess, beside pods with GPUs of the device plugin.
 func claimOwners(t *testing.T, s *clusterFixture) {
 	for _, name := range []string{observersNamespace, auditorsNamespace} {
-		s.kubectl(t, "create", "namespace", name)
-		s.kubectl(t, "label", "namespace", name, "resource.kubernetes.io/admin-access=true")
+		s.createAdminNamespace(t, name)
 		defer s.kubectl(t, "delete", "namespace", name)
 	}
 	trainers, err := s.Node.Owners(t.Context(), gpuResource)
@@ -76,7 +85,6 @@ func claimOwners(t *testing.T, s *clusterFixture) {
 			return errors.Join(s.checkOwners(ctx, want), s.hasAllocatable(gpuCount)(ctx))
 		})
 	}
-	const allGPUs = "{deviceClassName: gpu.nvidia.com, allocationMode: All, adminAccess: true}"
 	gpus := func(ids ...string) string {
 		return fmt.Sprintf(`{deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: %d, selectors: [{cel: {expression: 'device.attributes["gpu.nvidia.com"].uuid in [%s]'}}]}`,
 			len(ids), `"`+strings.Join(ids, `", "`)+`"`)

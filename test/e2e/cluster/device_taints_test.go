@@ -17,7 +17,7 @@ import (
 // deviceTaintValues are those of a node whose GPUs a DRA driver allocates.
 const deviceTaintValues = `
 devicePlugin: {enabled: false}
-kubernetes: {deviceTaints: true}
+kubernetes: {deviceTaints: true, adminClaims: true}
 podMonitor: {enabled: false}
 prometheusRule: {enabled: false}
 `
@@ -26,17 +26,11 @@ prometheusRule: {enabled: false}
 // an extended resource.
 func TestDeviceTaints(t *testing.T) {
 	s := newClusterFixture(t, cluster.Options())
-	s.kubectl(t, "label", "namespace", releaseNamespace, "pod-security.kubernetes.io/enforce=privileged")
-	_, err := s.Node.LoadImage(t.Context(), cluster.Archive(repoRoot, "podgauge-kube"))
-	must(t, err)
 	s.startDRADriver(t)
-	values := s.Node.Path("device-taints.yaml")
-	must(t, os.WriteFile(values, []byte(deviceTaintValues), 0o644))
-	s.helm(t, "install", releaseName, chartDir, "--namespace="+releaseNamespace, "--values="+s.values, "--values="+values)
-	await(t, "the DaemonSet is ready", s.daemonSet)
-	s.awaitController(t)
+	s.installBesideDRADriver(t)
 	s.runSteps(
 		t,
+		clusterStep{"claim beside an administrative claim", claimBesideAdminClaim},
 		clusterStep{"unhealthy GPU is tainted", taintUnhealthyGPU},
 		clusterStep{"new claim of the GPU waits", claimWaits},
 		clusterStep{"restart of the controller", restartController},
@@ -45,17 +39,45 @@ func TestDeviceTaints(t *testing.T) {
 	)
 }
 
+// installBesideDRADriver installs podgauge without its device plugin, and waits until the node's podgauge and the controller are ready.
+func (s *clusterFixture) installBesideDRADriver(t *testing.T) {
+	t.Helper()
+	s.kubectl(t, "label", "namespace", releaseNamespace, "pod-security.kubernetes.io/enforce=privileged")
+	_, err := s.Node.LoadImage(t.Context(), cluster.Archive(repoRoot, "podgauge-kube"))
+	must(t, err)
+	values := s.Node.Path("device-taints.yaml")
+	must(t, os.WriteFile(values, []byte(deviceTaintValues), 0o644))
+	s.helm(t, "install", releaseName, chartDir, "--namespace="+releaseNamespace, "--values="+s.values, "--values="+values)
+	await(t, "the DaemonSet is ready", s.daemonSet)
+	s.awaitController(t)
+}
+
 // claimOf is a request of one GPU.
 func claimOf(gpu int) string {
 	return fmt.Sprintf(`{deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: 'device.attributes["gpu.nvidia.com"].uuid == "%s"'}}]}`, uuid(gpu))
 }
 
+// claimBesideAdminClaim ends with the pod "holder" as owner of GPU 0. The claim of all GPUs with administrative access is no allocation.
+func claimBesideAdminClaim(t *testing.T, s *clusterFixture) {
+	s.createAdminNamespace(t, auditorsNamespace)
+	defer s.kubectl(t, "delete", "namespace", auditorsNamespace)
+	s.applyClaim(t, auditorsNamespace, "audit", allGPUs, "main")
+	s.applyClaim(t, teamNamespace, "holder", claimOf(0), "main")
+	want := map[string]node.OwnerKey{}
+	for _, id := range uuids() {
+		want[id] = node.OwnerKey{}
+	}
+	want[uuid(0)] = node.OwnerKey{Namespace: teamNamespace, Pod: "holder", Container: "main"}
+	await(t, "the claimed GPU has its owner, and other GPUs have none", func(ctx context.Context) error { return s.checkOwners(ctx, want) })
+	allocations, err := s.series(t.Context(), "nvidia_gpu_allocation_info")
+	must(t, err)
+	if len(allocations) != 1 || allocations[0]["uuid"] != uuid(0) || allocations[0]["claim"] != "holder" {
+		t.Errorf("allocations: got %v, want GPU 0 by the claim holder", allocations)
+	}
+}
+
 // taintUnhealthyGPU ends with an unhealthy GPU 0 that the pod "holder" keeps.
 func taintUnhealthyGPU(t *testing.T, s *clusterFixture) {
-	s.applyClaim(t, teamNamespace, "holder", claimOf(0), "main")
-	await(t, "the GPU has its owner", func(ctx context.Context) error {
-		return s.checkOwners(ctx, map[string]node.OwnerKey{uuid(0): {Namespace: teamNamespace, Pod: "holder", Container: "main"}})
-	})
 	begin := time.Now()
 	must(t, s.machine.Event(0, "xid 79"))
 	await(t, "the GPU has a taint", s.hasRules("gpu.nvidia.com "+node.Name+" gpu-0 podgauge.io/unhealthy=xid_79:NoSchedule"))
@@ -85,18 +107,23 @@ func (s *clusterFixture) phase(t *testing.T, pod string) string {
 	return s.kubectl(t, "get", "pod", pod, "--namespace="+teamNamespace, "--output=jsonpath={.status.phase}")
 }
 
-// claimWaits ends the holder and creates the pod "next" with a claim of the same GPU.
-func claimWaits(t *testing.T, s *clusterFixture) {
-	s.kubectl(t, "delete", "--namespace="+teamNamespace, "pod/holder", "resourceclaim/holder", "--wait")
-	s.createClaim(t, teamNamespace, "next", claimOf(0), "main")
-	await(t, "the scheduler finds no GPU for the pod", func(ctx context.Context) error {
-		out, err := s.Kubectl(ctx, "get", "pod", "next", "--namespace="+teamNamespace,
+// isUnschedulable returns an error unless the scheduler found no node for a pod.
+func (s *clusterFixture) isUnschedulable(pod string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		out, err := s.Kubectl(ctx, "get", "pod", pod, "--namespace="+teamNamespace,
 			`--output=jsonpath={.status.conditions[?(@.type=="PodScheduled")]}`)
 		if err == nil && !strings.Contains(out, `"reason":"Unschedulable"`) {
 			err = fmt.Errorf("condition: got %s, want Unschedulable", out)
 		}
 		return err
-	})
+	}
+}
+
+// claimWaits ends the holder and creates the pod "next" with a claim of the same GPU.
+func claimWaits(t *testing.T, s *clusterFixture) {
+	s.kubectl(t, "delete", "--namespace="+teamNamespace, "pod/holder", "resourceclaim/holder", "--wait")
+	s.createClaim(t, teamNamespace, "next", claimOf(0), "main")
+	await(t, "the scheduler finds no GPU for the pod", s.isUnschedulable("next"))
 	s.applyClaim(t, teamNamespace, "other", claimOf(1), "main") // later than next, and scheduled
 	if phase := s.phase(t, "next"); phase != "Pending" {
 		t.Errorf("pod with a claim of the tainted GPU: got phase %s, want Pending", phase)
