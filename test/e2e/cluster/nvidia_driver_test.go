@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -43,6 +44,7 @@ func TestNVIDIADriver(t *testing.T) {
 		clusterStep{"recovered GPU is allocated", allocateRecoveredGPU},
 		clusterStep{"extended resource of the DRA driver", extendedResource},
 		clusterStep{"taints of the driver", d.ownTaints},
+		clusterStep{"shares of a GPU", d.shares},
 	)
 }
 
@@ -78,6 +80,23 @@ func (d *nvidiaDriver) start(t *testing.T, s *clusterFixture, args ...string) {
 	var err error
 	d.process, err = s.Node.Start(ctx, "nvidia-dra-driver", argv, s.hasDriverTaints())
 	must(t, err)
+	// An earlier process may have published the devices.
+	await(t, "the plugin follows the health of devices", func(context.Context) error {
+		const last = "Current kubelet plugin registration status" // line of its start
+		out, err := d.process.Output()
+		if err == nil && !strings.Contains(out, last) {
+			err = fmt.Errorf("output lacks %q", last)
+		}
+		return err
+	})
+}
+
+// restart replaces the plugin's process.
+func (d *nvidiaDriver) restart(t *testing.T, s *clusterFixture, args ...string) {
+	t.Helper()
+	_, err := d.process.Stop(t.Context(), syscall.SIGTERM)
+	must(t, err)
+	d.start(t, s, args...)
 }
 
 // hasDriverTaints returns an error unless the driver publishes all GPUs with exactly these taints.
@@ -111,12 +130,8 @@ func (d *nvidiaDriver) ownTaints(t *testing.T, s *clusterFixture) {
 		must(t, s.machine.Reset(i))
 	}
 	await(t, "no GPU has a taint", s.hasRules())
-	restart := func() {
-		_, err := d.process.Stop(t.Context(), syscall.SIGTERM)
-		must(t, err)
-		d.start(t, s, "--feature-gates=NVMLDeviceHealthCheck=true")
-	}
-	restart()
+	const healthCheck = "--feature-gates=NVMLDeviceHealthCheck=true"
+	d.restart(t, s, healthCheck)
 
 	begin := time.Now()
 	must(t, s.machine.Event(0, "xid 79"))
@@ -130,6 +145,30 @@ func (d *nvidiaDriver) ownTaints(t *testing.T, s *clusterFixture) {
 	s.createClaim(t, teamNamespace, "next", claimOf(0), "main")
 	await(t, "the driver's taint keeps the pod waiting", s.isUnschedulable("next"))
 	must(t, s.hasDriverTaints("gpu-0 gpu.nvidia.com/xid=79:NoSchedule")(t.Context()))
-	restart()
+	d.restart(t, s, healthCheck)
 	s.kubectl(t, "wait", "--namespace="+teamNamespace, "pod/next", "--for=condition=Ready", "--timeout="+waitTimeout.String())
+}
+
+// shares allocates three of 48 shares of a GPU, by a claim each (feature gate ConsumableShares).
+func (d *nvidiaDriver) shares(t *testing.T, s *clusterFixture) {
+	d.restart(t, s, "--feature-gates=ConsumableShares=true", "--consumable-shares=48")
+	want := []string{"share-a of share-a", "share-b of share-b", "share-c of share-c"}
+	for _, allocation := range want {
+		claim, _, _ := strings.Cut(allocation, " ")
+		s.applyClaim(t, teamNamespace, claim, claimOf(1), "main")
+	}
+	await(t, "the GPU has an allocation for each claim", func(ctx context.Context) error {
+		all, err := s.series(ctx, "nvidia_gpu_allocation_info")
+		got := []string{}
+		for _, l := range all {
+			if l["uuid"] == uuid(1) {
+				got = append(got, l["claim"]+" of "+l["pod"])
+			}
+		}
+		slices.Sort(got)
+		if err == nil && !slices.Equal(got, want) {
+			err = fmt.Errorf("allocations of the GPU: got %q, want %q", got, want)
+		}
+		return err
+	})
 }
