@@ -20,8 +20,8 @@ ROOTLESS = ./chart ./image ./openmetrics ./podsfixture ./programs ./release ./tu
 NODE = . ./node
 
 # Suites of make e2e by name, and their short names.
-SUITES = default smoke all attack cluster arm64 soak churn xids tutorial image release dashboards fleet page pictures peers
-SHORT = e2e-smoke e2e-all e2e-attack e2e-cluster arm64 soak churn xids tutorial-check image-check release-check dashboards-check fleet-check page-check pictures bench-peers
+SUITES = default smoke all attack cluster arm64 soak churn xids tutorial image release dashboards collector fleet page pictures peers
+SHORT = e2e-smoke e2e-all e2e-attack e2e-cluster arm64 soak churn xids tutorial-check image-check release-check dashboards-check collector-check fleet-check page-check pictures bench-peers
 SUITE ?= default
 # Suites that run in a guest, too, with VM=1.
 VM_SUITES = default smoke all attack
@@ -192,6 +192,12 @@ promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.reco
 promtool test rules deploy/rules/*_test.yaml
 cd test/observability/dashboards/schema && npm ci --ignore-scripts --no-audit --no-fund
 PODGAUGE_DASHBOARDS=1 go test -count=1 -timeout 20m -v ./test/observability/dashboards
+endef
+
+# Without the tags, the Collector's receiver also builds the clients of all clouds.
+## collector: the OpenTelemetry Collector with the configuration of docs/how-to/integrate.md; builds the Collector
+define suite-collector
+cd test/observability/collector && go test -tags remove_all_sd,enable_kubernetes_sd -count=1 -v .
 endef
 
 ## fleet: rules and dashboards with 500 nodes in a real Prometheus, for 20 minutes; needs 6 GB of memory and a quiet machine
