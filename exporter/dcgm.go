@@ -8,36 +8,61 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/allocation"
+	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/xid"
+	dto "github.com/prometheus/client_model/go"
 )
 
-// dcgmSeries renders the families of DCGMFields.
+// dcgmSeries renders families of dcgm-exporter.
 type dcgmSeries struct {
-	fields [][]int // indexes of DCGMFields, by row of Sources.Metrics; nil without Options.DCGM
-	device dcgmValues
-	gpu    dcgmValues // of the GPU of a MIG device
-	rates  rateTracker
+	families []dcgm.Family
+	terms    [][]dcgmTerm // by row of Sources.Metrics
+	device   []dcgmSum    // by family
+	gpu      []dcgmSum    // of the GPU of a MIG device
+	rates    rateTracker
 }
 
-// dcgmValues are sums by index of DCGMFields.
-type dcgmValues map[int]float64
+// dcgmTerm is a row's part of a family.
+type dcgmTerm struct {
+	family  int
+	weight  float64
+	divides bool
+}
 
-func newDCGMSeries(metrics []device.Metric) dcgmSeries {
-	s := dcgmSeries{fields: make([][]int, len(metrics)), rates: rateTracker{}}
-	for i, m := range metrics {
-		for index, f := range DCGMFields {
-			if slices.Contains(f.Sources, m.RowName()) {
-				s.fields[i] = append(s.fields[i], index)
+// dcgmSum is a sum of samples.
+type dcgmSum struct {
+	value, divisor float64
+	known          bool // there was a sample
+}
+
+func newDCGMSeries(families []dcgm.Family, metrics []device.Metric) dcgmSeries {
+	if len(families) == 0 {
+		return dcgmSeries{}
+	}
+	s := dcgmSeries{families: families, rates: rateTracker{}}
+	for _, m := range metrics {
+		selector, terms := m.Selector(), []dcgmTerm(nil)
+		for i, f := range families {
+			for _, source := range f.Sources {
+				if source.Selector == selector {
+					terms = append(terms, dcgmTerm{i, source.Weight, false})
+				}
+			}
+			for _, source := range f.Per {
+				if source.Selector == selector {
+					terms = append(terms, dcgmTerm{i, source.Weight, true})
+				}
 			}
 		}
+		s.terms = append(s.terms, terms)
 	}
 	return s
 }
 
 // render renders a device as dcgm-exporter does: a whole GPU, or each GPU instance of a partitioned GPU.
 func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample) {
-	if c.fields == nil {
+	if len(c.families) == 0 {
 		return
 	}
 	c.sum(d.status.ID, samples)
@@ -50,42 +75,127 @@ func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample) {
 	} else if !isFirstOfInstance(d.status, d.gpu) {
 		return
 	}
-	var groups []seriesGroup // one for each HPC job, as in dcgm-exporter
-	for _, job := range d.jobLabels(d.node.PodMeta(d.readingOwner.Namespace, d.readingOwner.Pod).Workload) {
-		labels := append(ownerLabels(d.readingOwner), dcgmDeviceLabels(d.status, d.options.Hostname)...)
-		groups = append(groups, d.group(append(labels, job...)))
-	}
-	for index := range DCGMFields {
-		f := &DCGMFields[index]
-		v, ok := c.device[index]
-		if !ok && f.kind != ownGauge {
-			v, ok = c.gpu[index]
+	var groups [1 << 2][]seriesGroup // by the generations' bits
+	for i := range c.families {
+		f := &c.families[i]
+		v, ok := c.value(d, i)
+		if !ok || f.Type == dcgm.Label {
+			continue
 		}
-		if ok && f.kind == gpuRate {
-			v, ok = c.rates.update(rateKey{d.status.ID, index}, d.readingOwner, v, d.snapshot.end)
+		bits := 0
+		for _, g := range f.Generations {
+			bits |= 1 << g
 		}
-		if ok {
-			for _, group := range groups {
+		if groups[bits] == nil {
+			groups[bits] = c.groups(d, f.Generations)
+		}
+		for _, group := range groups[bits] {
+			if f.Xid {
+				group.set(f.Name, v, strconv.FormatFloat(v, 'f', -1, 64), dcgmXidText(uint64(v)))
+			} else {
 				group.set(f.Name, v)
 			}
 		}
 	}
-	number := currentXid(d.gpu[0], d.snapshot.end)
-	for _, group := range groups {
-		group.set(dcgmXidFamily, float64(number), strconv.FormatUint(number, 10), dcgmXidText(number))
-	}
 }
 
-// sum sums the samples of a device by field.
+// groups returns a group for each HPC job, as in dcgm-exporter. Fields of type label are labels of the families of
+// their generation.
+func (c *dcgmSeries) groups(d *deviceRendering, generations []dcgm.Generation) (groups []seriesGroup) {
+	labels := append(ownerLabels(d.readingOwner), dcgmDeviceLabels(d.status, d.options.Hostname, generations)...)
+	for i, f := range c.families {
+		isOfFamily := func(g dcgm.Generation) bool { return slices.Contains(generations, g) }
+		if f.Type != dcgm.Label || !slices.ContainsFunc(f.Generations, isOfFamily) {
+			continue
+		}
+		text := infoValue(&d.status, f.InfoLabel)
+		if v, ok := c.value(d, i); ok {
+			text = strconv.FormatFloat(v, 'f', -1, 64)
+		}
+		if text != "" {
+			labels = append(labels, device.Label{Name: f.Name, Value: text})
+		}
+	}
+	for _, job := range d.jobLabels(d.node.PodMeta(d.readingOwner.Namespace, d.readingOwner.Pod).Workload) {
+		groups = append(groups, d.group(append(slices.Clone(labels), job...)))
+	}
+	return groups
+}
+
+// value returns a family's value of a device, otherwise that of the GPU.
+func (c *dcgmSeries) value(d *deviceRendering, family int) (float64, bool) {
+	f := &c.families[family]
+	switch {
+	case f.Xid:
+		return float64(currentXid(d.gpu[0], d.snapshot.end)), true
+	case f.InfoLabel != "":
+		v, err := strconv.ParseFloat(infoValue(&d.status, f.InfoLabel), 64)
+		return v, err == nil && f.Type != dcgm.Label
+	}
+	sum := c.device[family]
+	if !sum.known && !f.OwnOnly {
+		sum = c.gpu[family]
+	}
+	v := sum.value * f.Scale
+	switch {
+	case !sum.known:
+		return 0, false
+	case f.Rate:
+		return c.rates.update(rateKey{d.status.ID, family}, d.readingOwner, v, d.snapshot.end)
+	case len(f.Per) > 0:
+		return v / sum.divisor, sum.divisor > 0
+	}
+	return v, true
+}
+
+// sum sums the samples of a device by family.
 func (c *dcgmSeries) sum(id device.ID, samples []device.Sample) {
-	c.device = dcgmValues{}
+	c.device = make([]dcgmSum, len(c.families))
 	for _, s := range samples {
-		if s.Device == id {
-			for _, index := range c.fields[s.Metric] {
-				c.device[index] += s.Value * DCGMFields[index].scale
+		if s.Device != id {
+			continue
+		}
+		for _, t := range c.terms[s.Metric] {
+			if sum := &c.device[t.family]; t.divides {
+				sum.divisor += s.Value * t.weight
+			} else {
+				sum.value, sum.known = sum.value+s.Value*t.weight, true
 			}
 		}
 	}
+}
+
+// infoValue returns a property of a device, by its label in nvidia_gpu_info.
+func infoValue(s *device.Status, label string) string {
+	switch label {
+	case "gpu":
+		return strconv.Itoa(s.Index)
+	case "uuid":
+		return string(s.GPU)
+	case "minor":
+		return strconv.Itoa(s.Minor)
+	case "model":
+		return s.Model
+	case "pci_bus_id":
+		return longPCIAddress(s.PCI)
+	}
+	for _, l := range s.InfoLabels {
+		if l.Name == label {
+			return l.Value
+		}
+	}
+	return ""
+}
+
+func dcgmFamily(f dcgm.Family) Family {
+	family := gauge(full, f.Name, f.Help)
+	if f.Type == dcgm.Counter {
+		family.Type = dto.MetricType_COUNTER
+	}
+	if f.Xid {
+		family.Labels = []string{"err_code", "err_msg"}
+	}
+	return family
 }
 
 // isFirstOfInstance reports whether a MIG device is the first one of its GPU

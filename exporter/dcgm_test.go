@@ -1,12 +1,14 @@
 package exporter_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/allocation"
+	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/test/bubble"
 )
@@ -21,7 +23,7 @@ func dcgmLabels(owner string) string {
 		`",device="nvidia0",gpu="0",modelName="NVIDIA H100",namespace="` + o.Namespace + `",pci_bus_id="00000000:1A:00.0",pod="` + o.Pod + `"}`
 }
 
-var dcgmOptions = exporter.Options{DCGM: true, Hostname: "node-a"}
+var dcgmOptions = exporter.Options{DCGM: dcgm.Defaults(dcgm.V48), Hostname: "node-a"}
 
 // TestDCGMRates checks that a rate is the increase in a window of at least ten seconds with one owner.
 func TestDCGMRates(t *testing.T) {
@@ -85,6 +87,72 @@ func TestDCGMXid(t *testing.T) {
 			labels := strings.Replace(dcgmLabels("-"), `,gpu=`, `,err_code="`+code+`",err_msg="`+text+`",gpu=`, 1)
 			t.Log(name)
 			assertSeries(t, scrape(t, d.handler(dcgmOptions)), "DCGM_FI_DEV_XID_ERRORS"+labels+" "+code)
+		}
+	})
+}
+
+// TestDCGMValues checks sums, bits, quotients, texts and units of counters files in both generations of names.
+func TestDCGMValues(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		var metrics []device.Metric
+		var samples []device.Sample
+		for _, s := range []struct {
+			name, label, variant string
+			value                float64
+		}{
+			{"nvidia_gpu_bar1_memory_total_bytes", "", "", 256 << 20},
+			{"nvidia_gpu_bar1_memory_used_bytes", "", "", 6 << 20},
+			{"nvidia_gpu_memory_total_bytes", "", "", 100},
+			{"nvidia_gpu_memory_reserved_bytes", "", "", 20},
+			{"nvidia_gpu_memory_used_bytes", "", "", 60},
+			{"nvidia_gpu_throttle_active", "reason", "sw_power_cap", 1},
+			{"nvidia_gpu_throttle_active", "reason", "hw_slowdown", 0},
+			{"nvidia_gpu_throttle_active", "reason", "hw_thermal", 1},
+			{"nvidia_gpu_compute_mode", "mode", "default", 1},
+			{"nvidia_gpu_throttle_seconds_total", "reason", "sw_power_cap", 2.5},
+		} {
+			m := device.Metric{Name: s.name, Help: "Help."}
+			if s.label != "" {
+				m.Labels = []device.Label{{Name: s.label, Value: s.variant}}
+			}
+			samples = append(samples, device.Sample{Device: "GPU-0", Metric: len(testMetrics) + len(metrics), Value: s.value})
+			metrics = append(metrics, m)
+		}
+		for _, c := range []struct{ field, want string }{
+			{"DCGM_FI_DEV_BAR1_FREE", "250"},
+			{"DCGM_FI_DEV_BAR1_FREE_BYTES", "2.62144e+08"},
+			{"DCGM_FI_DEV_FB_USED_PERCENT", "0.75"},
+			{"DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "68"},
+			{"DCGM_FI_DEV_COMPUTE_MODE", "0"},
+			{"DCGM_FI_DEV_POWER_VIOLATION", "2.5e+09"},
+			{"DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL", "2.5"},
+			{"DCGM_FI_DEV_MINOR_NUMBER", "0"},
+		} {
+			d := newScrapeFixture(1)
+			d.metrics, d.extraSamples = slices.Concat(testMetrics, metrics), samples
+			counters := dcgm.Parse("file", c.field+",gauge,Help.\nDCGM_FI_DEV_PCI_BUSID,label,Address.", dcgm.V48)
+			labels := strings.Replace(dcgmLabels("-"), `DCGM_FI_DRIVER_VERSION="580.95.05"`, `DCGM_FI_DEV_PCI_BUSID="00000000:1A:00.0"`, 1)
+			assertSeries(t, scrape(t, d.handler(exporter.Options{DCGM: counters, Hostname: "node-a"})), c.field+labels+" "+c.want)
+		}
+	})
+}
+
+// TestDCGMBothGenerations checks that a name of both generations has one series with the labels of both.
+func TestDCGMBothGenerations(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		d.watts, d.extraSamples = 70, []device.Sample{{Device: "GPU-0", Metric: bytesRow}}
+		h := d.handler(exporter.Options{DCGM: dcgm.Defaults(dcgm.V48, dcgm.V49), Hostname: "node-a"})
+		scrape(t, h)
+		time.Sleep(10 * time.Second)
+		old := dcgmLabels("-")
+		renamed := strings.NewReplacer(`DCGM_FI_DRIVER_VERSION`, `DCGM_FI_SYSTEM_DRIVER_VERSION`, `Hostname="node-a",`, "", `gpu="0"`, `gpu="0",hostname="node-a"`)
+		both := strings.NewReplacer(`Hostname=`, `DCGM_FI_SYSTEM_DRIVER_VERSION="580.95.05",Hostname=`, `gpu="0"`, `gpu="0",hostname="node-a"`)
+		text := scrape(t, h)
+		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+old+" 70", "DCGM_FI_DEV_BOARD_POWER_WATTS"+renamed.Replace(old)+" 70",
+			"DCGM_FI_PROF_PCIE_TX_BYTES"+both.Replace(old)+" 0")
+		if n := strings.Count(text, "\nDCGM_FI_PROF_PCIE_TX_BYTES{"); n != 1 {
+			t.Errorf("got %d series of DCGM_FI_PROF_PCIE_TX_BYTES, want 1", n)
 		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/pods"
@@ -28,11 +29,11 @@ var goldenNodes = map[string]struct {
 	options exporter.Options
 	change  func(*scrapeFixture)
 }{
-	"gpus":       {9, exporter.Options{PodUID: true, DCGM: true, Hostname: "node-a"}, addGPUStates},
-	"mig":        {1, exporter.Options{DCGM: true, Hostname: "node-a"}, addMIGDevices},
+	"gpus":       {9, exporter.Options{PodUID: true, DCGM: dcgm.Defaults(dcgm.V48), Hostname: "node-a"}, addGPUStates},
+	"mig":        {1, exporter.Options{DCGM: dcgm.Defaults(dcgm.V48), Hostname: "node-a"}, addMIGDevices},
 	"resources":  {0, exporter.Options{}, addResources},
-	"no_kubelet": {2, exporter.Options{DCGM: true, Hostname: "node-a"}, removeKubelet},
-	"stable": {1, exporter.Options{StableSeries: true, DCGM: true, Hostname: "node-a"}, func(d *scrapeFixture) {
+	"no_kubelet": {2, exporter.Options{DCGM: dcgm.Defaults(dcgm.V48), Hostname: "node-a"}, removeKubelet},
+	"stable": {1, exporter.Options{StableSeries: true, DCGM: dcgm.Defaults(dcgm.V48), Hostname: "node-a"}, func(d *scrapeFixture) {
 		d.addEnergy("GPU-0", 1000)
 		d.allocate("GPU-0::0=n/a/c", "GPU-0::1=n/b/c")
 	}},

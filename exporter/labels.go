@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/allocation"
+	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/text"
 	dto "github.com/prometheus/client_model/go"
@@ -39,20 +40,17 @@ func ownerLabels(o allocation.Owner) []device.Label {
 	}
 }
 
-// dcgmDeviceLabels returns dcgm-exporter's labels of a device.
-func dcgmDeviceLabels(s device.Status, hostname string) []device.Label {
+// dcgmDeviceLabels returns dcgm-exporter's labels of a device, with those of the given generations.
+func dcgmDeviceLabels(s device.Status, hostname string, generations []dcgm.Generation) []device.Label {
 	labels := []device.Label{
 		{Name: "gpu", Value: strconv.Itoa(s.Index)},
 		{Name: "UUID", Value: string(s.GPU)},
 		{Name: "pci_bus_id", Value: longPCIAddress(s.PCI)},
 		{Name: "device", Value: "nvidia" + strconv.Itoa(s.Minor)},
 		{Name: "modelName", Value: s.Model},
-		{Name: "Hostname", Value: hostname},
 	}
-	for _, label := range s.InfoLabels {
-		if label.Name == "driver_version" {
-			labels = append(labels, device.Label{Name: "DCGM_FI_DRIVER_VERSION", Value: label.Value})
-		}
+	for _, g := range generations {
+		labels = append(labels, device.Label{Name: dcgmHostname[g], Value: hostname})
 	}
 	if !s.WholeGPU() {
 		labels = append(labels,
@@ -61,6 +59,9 @@ func dcgmDeviceLabels(s device.Status, hostname string) []device.Label {
 	}
 	return labels
 }
+
+// dcgmHostname is the label with the node's name.
+var dcgmHostname = [...]string{dcgm.V48: "Hostname", dcgm.V49: "hostname"}
 
 // longPCIAddress returns an address in NVML's form: eight digits of domain, upper case.
 func longPCIAddress(address string) string {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/allocation"
+	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/test/helpers/require"
@@ -109,7 +110,7 @@ func (g fixtureGenerator) owner() allocation.Owner {
 }
 
 func (g fixtureGenerator) options() exporter.Options {
-	o := exporter.Options{StableSeries: g.coin(), PodUID: g.coin(), DCGM: g.coin(), Hostname: g.text(), SeriesLimit: exporter.DefaultSeriesLimit}
+	o := exporter.Options{StableSeries: g.coin(), PodUID: g.coin(), DCGM: g.dcgm(), Hostname: g.text(), SeriesLimit: exporter.DefaultSeriesLimit}
 	if g.IntN(4) == 0 {
 		o.SeriesLimit = 1 + g.IntN(60)
 	}
@@ -117,6 +118,20 @@ func (g fixtureGenerator) options() exporter.Options {
 		o.Filter, _ = exporter.NewFamilyFilter("none", []string{"nvidia_gpu_*info", "*_watts", "podgauge_*", "DCGM_*_COUNTER"}, []string{"podgauge_series"})
 	}
 	return o
+}
+
+// dcgm returns no families of dcgm-exporter, default ones, or those of a counters file.
+func (g fixtureGenerator) dcgm() dcgm.Counters {
+	generations := [][]dcgm.Generation{nil, {dcgm.V48}, {dcgm.V49}, {dcgm.V48, dcgm.V49}}[g.IntN(4)]
+	if g.coin() {
+		return dcgm.Defaults(generations...)
+	}
+	var file strings.Builder
+	for range g.IntN(40) {
+		f, types := dcgm.Fields[g.IntN(len(dcgm.Fields))], []string{"gauge", "counter", "label"}
+		fmt.Fprintf(&file, "%s,%s,Help.\n", f.Names[g.IntN(2)].Name, types[g.IntN(3)])
+	}
+	return dcgm.Parse("file", file.String(), generations...)
 }
 
 func (g fixtureGenerator) node() *scrapeFixture {

@@ -15,11 +15,7 @@ type renderer struct {
 }
 
 func newRenderer(s *Sources, o *Options, a *attribution) *renderer {
-	r := &renderer{snapshotSeries: newSnapshotSeries(s, o, a)}
-	if o.DCGM {
-		r.dcgm = newDCGMSeries(s.Metrics)
-	}
-	return r
+	return &renderer{newSnapshotSeries(s, o, a), newDCGMSeries(o.DCGM.Families, s.Metrics)}
 }
 
 // render returns the families of a snapshot. Each snapshot is rendered once: rates and shares of owners change with it.

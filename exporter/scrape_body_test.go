@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
@@ -62,7 +63,7 @@ func TestOpenMetrics(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.metrics = slices.Clone(d.metrics)
 		d.metrics[powerRow].Help = "A \"help\"\nwith \\ all of it."
-		text := scrape(t, d.handler(exporter.Options{DCGM: true}), "Accept", "application/openmetrics-text;version=1.0.0")
+		text := scrape(t, d.handler(exporter.Options{DCGM: dcgm.Defaults(dcgm.V48)}), "Accept", "application/openmetrics-text;version=1.0.0")
 		assertSeries(t, text, "# TYPE nvidia_gpu_energy_joules counter", "energy_joules_total GPU-0 - 0.0",
 			"# TYPE DCGM_FI_DEV_PCIE_REPLAY_COUNTER unknown", `# HELP nvidia_gpu_power_watts A \"help\"\nwith \\ all of it.`, "# EOF")
 	})

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/node"
@@ -74,9 +75,9 @@ func newSnapshotSeries(s *Sources, o *Options, a *attribution) *snapshotSeries {
 	for _, f := range Families {
 		r.addFamily(f, !o.Filter.Matches(f.Name))
 	}
-	if o.DCGM {
-		for _, f := range DCGMFields {
-			r.addFamily(f.family(), !o.Filter.Matches(f.Name))
+	for _, f := range o.DCGM.Families {
+		if f.Type != dcgm.Label {
+			r.addFamily(dcgmFamily(f), !o.Filter.Matches(f.Name))
 		}
 	}
 	slices.SortFunc(r.families, func(a, b *family) int { return cmp.Compare(a.Name, b.Name) })

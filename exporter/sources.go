@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/podgauge/podgauge/internal/allocation"
+	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/node"
@@ -59,15 +60,13 @@ type Options struct {
 	JobLabel string
 	// SeriesLimit bounds the series of a scrape, podgauge's own metrics excepted; 0: DefaultSeriesLimit.
 	SeriesLimit int
-	// DCGM adds dcgm-exporter's default families, with its names, units and labels. Hostname is one of the labels.
-	DCGM     bool
+	// DCGM adds families of dcgm-exporter, with its names, units and labels. Hostname is one of the labels.
+	DCGM     dcgm.Counters
 	Hostname string
 }
 
 // Reads reports whether a row is exported, also as a family of dcgm-exporter, or shown on the status page.
 func (o *Options) Reads(m *device.Metric) bool {
 	return o.Filter.MatchesRow(m) || slices.Contains(status.Quantities, status.Quantity(m.RowName())) ||
-		o.DCGM && slices.ContainsFunc(DCGMFields[:], func(f DCGMField) bool {
-			return slices.Contains(f.Sources, m.RowName())
-		})
+		o.DCGM.Reads(m.Selector())
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/flags"
 	"github.com/podgauge/podgauge/internal/health"
@@ -246,6 +247,9 @@ func (a *app) addExporter() {
 		Metrics: a.machine.Metrics(), State: a.node, Readers: a.readers, Processes: processes,
 		ListAllocations: a.podResources.ListAllocations,
 	}, a.o.Metrics.Options)
+	if a.o.Metrics.DCGMCountersFile != "" {
+		a.reportCounters(&a.o.Metrics.DCGM)
+	}
 	if a.machine.Library != nil {
 		a.selfMetrics.Export("podgauge_family_unsupported", func() map[string]float64 {
 			unsupported := map[string]float64{}
@@ -256,6 +260,19 @@ func (a *app) addExporter() {
 		})
 		a.tasks = append(a.tasks, a.logMissingFamilies)
 	}
+}
+
+// reportCounters logs and exports what dcgm-exporter's counters file has in vain.
+func (a *app) reportCounters(c *dcgm.Counters) {
+	for _, problem := range c.Problems() {
+		a.log.Warn("counters file not fully served", "problem", problem)
+	}
+	unserved := map[string]float64{}
+	for _, u := range c.Unserved {
+		unserved[u.Field+","+u.Reason] = 1
+	}
+	a.selfMetrics.Export("podgauge_dcgm_counters_unserved", func() map[string]float64 { return unserved })
+	a.selfMetrics.ExportOne("podgauge_dcgm_counters_errors", func() float64 { return float64(len(c.Errors)) })
 }
 
 // logMissingFamilies logs the metric families missing in an old driver library,

@@ -257,6 +257,7 @@ func (o commandOptions) doctorOptions() doctor.Options {
 		ExpectedGPUs:     s.ExpectedGPUs,
 		ProcessesVisible: cgroup.New(cgroup.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),
 		LookupEnv:        o.LookupEnv, ReadyURL: o.Web.ReadyURL(),
+		DCGMCountersFile: o.Metrics.DCGMCountersFile, DCGMCounters: o.Metrics.DCGM,
 	}
 	for _, key := range o.Loaded.UnknownKeys {
 		opts.UnknownKeys = append(opts.UnknownKeys, key.String())
@@ -297,7 +298,7 @@ func newCaptureCommand(o commandOptions, daemonFlags *pflag.FlagSet) *cobra.Comm
 func (o commandOptions) openPlatform(log *slog.Logger) (*Hardware, error) {
 	s := o.Loaded.Settings
 	m, err := o.platform.Open(OpenOptions{
-		DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}, PerLink: o.Metrics.PerNVLink,
+		DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}, PerLink: o.Metrics.ReadsNVLinks(),
 		Reads: o.Metrics.Reads, Log: log,
 	})
 	if err != nil {

@@ -36,6 +36,7 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"--pods-api-fallback-socket=/" + strings.Repeat("x", 107)}, wantErr: "108 bytes, at most 107 for a socket\n"},
 		{args: []string{"--metrics.include=nvidia_["}, wantErr: `podgauge: --metrics.include, --metrics.exclude: "nvidia_[" is not a valid name pattern` + "\n"},
 		{args: []string{"--metrics.set=most"}, wantErr: `podgauge: --metrics.set: "most" is not a set: expected none, minimal, default or full` + "\n"},
+		{args: []string{"--metrics.dcgm=5"}, wantErr: `podgauge: --metrics.dcgm "5": expected 4.8, 4.9 or both` + "\n"},
 		{args: []string{"--metrics.exclude=a,b\\"}, wantErr: "--metrics.exclude"},
 		{args: []string{"--metrics.pod-labels=none"}, wantErr: `--metrics.pod-labels "none": expected device or allocation`},
 		{args: []string{"--metrics.series-limit=0"}, wantErr: "--metrics.series-limit 0: expected at least 1"},
@@ -61,6 +62,15 @@ func TestWrongCommandLines(t *testing.T) {
 		line := errs.String()
 		if status != cli.ExitUsage || !strings.Contains(line, c.wantErr) || strings.Count(line, "\n") != 1 || out.Len() > 0 {
 			t.Errorf("%v %v: got status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), line)
+		}
+	}
+}
+
+// TestUnreadableCounters checks that doctor names a counters file that cannot be read, and one that has no end.
+func TestUnreadableCounters(t *testing.T) {
+	for file, want := range map[string]string{"/no/such/file": "no such file", "/dev/zero": "read /dev/zero: more than 1048576 bytes"} {
+		if out, errs, _ := runCLI(t, "doctor", "-o=json", "--metrics.dcgm", "--metrics.dcgm-counters="+file); !strings.Contains(out, want) {
+			t.Errorf("%s: got %s%s, want %q", file, out, errs, want)
 		}
 	}
 }

@@ -1,11 +1,14 @@
 package app_test
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // Each kind of node has a golden file: metrics that the GPUs lack are absent.
@@ -105,18 +108,63 @@ func TestGoldenLinks(t *testing.T) {
 	w.checkScrape("nvlink_links", `nvidia_gpu_nvlink_link_transmit_bytes_total{container="main",gpu="1",link="17"`, " 0")
 }
 
-// TestGoldenDCGM covers dcgm-exporter's families of whole GPUs and of a MIG device.
+// TestGoldenDCGM covers dcgm-exporter's families of whole GPUs and of a MIG device, in both generations of names.
 func TestGoldenDCGM(t *testing.T) {
 	t.Parallel()
-	m := newMachine(sim.H100, sim.H100, sim.T4)
-	m.Partition(m.GPUs()[1], "1c.3g.40gb", "2c.3g.40gb", "3g.40gb")
-	w := newTestAppWith(t, testSetup{machine: m}, "--metrics.dcgm", "--metrics.set=none", "--metrics.include=DCGM_*", "--mig-strategy=mixed")
-	w.waitAllocatable("nvidia.com/mig-3g.40gb", 1)
-	w.waitAllocatable(gpuResource, 2)
-	w.runPod(newPod("lab", "slice", "nvidia.com/mig-3g.40gb", 1))
-	w.runPod(gpuPod("research", "train", 2))
-	w.waitLine(`DCGM_FI_DEV_POWER_USAGE{DCGM_FI_DRIVER_VERSION="580.95.05",GPU_I_ID="2"`, " 70")
-	w.checkScrape("dcgm", `DCGM_FI_PROF_PCIE_TX_BYTES{DCGM_FI_DRIVER_VERSION="580.95.05",Hostname="node-a",UUID="`+string(m.GPUs()[0])+`"`, " 0")
+	for golden, c := range map[string]struct{ flag, labels string }{
+		"dcgm":    {"--metrics.dcgm", `DCGM_FI_DRIVER_VERSION="580.95.05",Hostname="node-a",UUID="`},
+		"dcgm_49": {"--metrics.dcgm=4.9", `DCGM_FI_SYSTEM_DRIVER_VERSION="580.95.05",UUID="`},
+	} {
+		t.Run(golden, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(sim.H100, sim.H100, sim.T4)
+			m.Partition(m.GPUs()[1], "1c.3g.40gb", "2c.3g.40gb", "3g.40gb")
+			w := newTestAppWith(t, testSetup{machine: m}, c.flag, "--metrics.set=none", "--mig-strategy=mixed")
+			w.waitAllocatable("nvidia.com/mig-3g.40gb", 1)
+			w.waitAllocatable(gpuResource, 2)
+			w.runPod(newPod("lab", "slice", "nvidia.com/mig-3g.40gb", 1))
+			w.runPod(gpuPod("research", "train", 2))
+			w.checkScrape(golden, `DCGM_FI_PROF_PCIE_TX_BYTES{`+c.labels+string(m.GPUs()[0])+`"`, " 0")
+		})
+	}
+}
+
+// countersFile has a field of each kind, fields without a reading, and wrong lines.
+const countersFile = `# Format
+dcgm_gpu_temp,                        gauge,   GPU temperature (in C).
+DCGM_FI_DEV_POWER_VIOLATION,          counter, Throttling duration due to power constraints (in ns).
+DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL, counter, "The same, in seconds."
+DCGM_FI_DEV_CLOCK_THROTTLE_REASONS ,  gauge,   "Reasons, as bits."
+DCGM_FI_DEV_BAR1_FREE,                gauge,   BAR1 memory free (in MB)
+DCGM_FI_DEV_FB_USED_RATIO,            gauge,   Memory used, of the memory not reserved
+DCGM_FI_DEV_ECC_SBE_VOL_TOTAL,        counter, Single-bit volatile ECC errors
+DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION,  gauge,   Recovery action
+DCGM_FI_DEV_NVLINK_BANDWIDTH_L17,     gauge,   NVLink 17
+DCGM_FI_DEV_NVLINK_REPLAY_ERROR_L0_TOTAL, counter, Replays of NVLink 0
+DCGM_FI_PROF_SM_ACTIVE,               gauge,   SM active
+DCGM_FI_DEV_NVML_INDEX,               gauge,   Index
+DCGM_FI_DEV_SERIAL,                   label,   Serial number
+DCGM_FI_DEV_PCIE_MAX_LINK_GEN,        label,   PCIe generation
+DCGM_FI_DEV_BRAND,                    label,   Brand
+DCGM_FI_DEV_NAME,                     gauge,   Model
+DCGM_EXP_XID_ERRORS_COUNT,            gauge,   Xids in a window
+DCGM_FI_PROF_NVDEC0_ACTIVE,           gauge,   Decoder 0
+DCGM_FI_DEV_GPU_TMEP,                 gauge,   A typing mistake
+DCGM_FI_DEV_GPU_TEMP,                 guage,   Another one
+dcgm_gpu_temp,                        gauge,   Again
+DCGM_FI_DEV_SM_CLOCK
+`
+
+// TestGoldenCounters covers the families of a counters file, and the fields and lines that are not served.
+func TestGoldenCounters(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "counters.csv")
+	require.NoError(t, os.WriteFile(file, []byte(countersFile), 0o600))
+	m := sim.NewMachineWithModels(metric.MetricsPerLink(), fixedClock, sim.H100)
+	w := newTestAppWith(t, testSetup{machine: m}, "--metrics.dcgm-counters="+file, "--metrics.set=none", "--metrics.include=podgauge_dcgm_*")
+	w.waitAllocatable(gpuResource, 1)
+	w.runPod(gpuPod("research", "train", 1))
+	w.checkScrape("dcgm_counters", `DCGM_FI_DEV_NVLINK_BANDWIDTH_L17{`, " 0")
 }
 
 // TestGoldenStableSeries covers pod labels on allocation series only.

@@ -1,5 +1,7 @@
 package device
 
+import "strings"
+
 // Kind is the behavior of a metric over time and between owners.
 type Kind uint8
 
@@ -52,6 +54,18 @@ func (m *Metric) RowName() string {
 		return m.Name
 	}
 	return m.Name + "{" + m.Labels[0].Value + "}"
+}
+
+// Selector returns the row's series in PromQL: nvidia_gpu_clock_hertz{clock="sm"}.
+func (m *Metric) Selector() string {
+	labels := make([]string, len(m.Labels))
+	for i, l := range m.Labels {
+		labels[i] = l.Name + `="` + l.Value + `"`
+	}
+	if len(labels) == 0 {
+		return m.Name
+	}
+	return m.Name + "{" + strings.Join(labels, ",") + "}"
 }
 
 // ReadPace is the maximum frequency of reading a row.

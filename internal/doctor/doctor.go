@@ -36,6 +36,9 @@ var checks = [...]check{
 		"podgauge does not start with this file; a running podgauge keeps its settings. The other checks use flags "+
 			"and environment only.",
 		"Correct the file, and check it with podgauge validate FILE."),
+	row("dcgm counters", checkDCGMCounters,
+		"Families that a dashboard of dcgm-exporter may query are absent.",
+		"Correct the lines of the file, or query podgauge's own families: docs/reference/dcgm.md."),
 	row("driver", checkDriver,
 		"No GPU is registered, and no GPU has metrics.",
 		"Run nvidia-smi on the node. If it fails, load the kernel module (modprobe nvidia) and read dmesg. "+

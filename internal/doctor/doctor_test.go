@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
@@ -61,6 +62,11 @@ func newDoctorFixture(t *testing.T) *doctorFixture {
 	s.writeRuntimeConfig("etc/nvidia-container-runtime", "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
 	s.writeMounts("/")
 	return s
+}
+
+// setCounters sets the lines of a counters file.
+func (s *doctorFixture) setCounters(lines string) {
+	s.DCGMCountersFile, s.DCGMCounters = "counters.csv", dcgm.Parse("counters.csv", lines)
 }
 
 // serveReady serves a response of podgauge's /readyz.
@@ -316,6 +322,16 @@ var folderCases = []findingCase{
 	{check: "config", status: doctor.StatusWarning, message: "gpu.yaml:3: flags.x: unknown key", change: func(s *doctorFixture) {
 		s.Config, s.UnknownKeys = "gpu.yaml", []string{"gpu.yaml:3: flags.x: unknown key"}
 	}},
+	{check: "dcgm counters", status: doctor.StatusOK, message: "counters.csv: each of 1 field is served", change: func(s *doctorFixture) {
+		s.setCounters("DCGM_FI_DEV_GPU_TEMP,gauge,Temperature.")
+	}},
+	{
+		check: "dcgm counters", status: doctor.StatusWarning, fix: "dcgm.md",
+		message: "counters.csv:2: got 1 of field, type, help; podgauge does not read it: DCGM_FI_DEV_BRAND, DCGM_FI_NVML_VERSION",
+		change: func(s *doctorFixture) {
+			s.setCounters("DCGM_FI_DEV_BRAND,label,Brand.\nDCGM_FI_DEV_GPU_TEMP\nDCGM_FI_NVML_VERSION,label,Version.")
+		},
+	},
 	{check: "config", status: doctor.StatusFailure, message: "gpu.yaml:3", fix: "validate", change: func(s *doctorFixture) {
 		s.Config, s.ConfigErr = "gpu.yaml", errors.New("gpu.yaml:3: expected a mapping")
 	}},

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/response"
 	resourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -58,6 +59,8 @@ type Options struct {
 	StateDir                    string // empty: no state is stored
 	CDIDir                      string // empty: no CDI specs are written
 	ReadyURL                    string // of a running podgauge; empty: unknown
+	DCGMCountersFile            string // empty: no counters file
+	DCGMCounters                dcgm.Counters
 
 	LookupEnv func(string) (string, bool)
 	Files     NodeFiles     // nil: the node's

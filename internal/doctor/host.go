@@ -34,6 +34,18 @@ func checkConfig(_ context.Context, e *examination) Finding {
 	return ok("%s is valid", e.Config)
 }
 
+// checkDCGMCounters names what dcgm-exporter's counters file has in vain.
+func checkDCGMCounters(_ context.Context, e *examination) Finding {
+	problems := e.DCGMCounters.Problems()
+	switch {
+	case e.DCGMCountersFile == "":
+		return ok("no file (--metrics.dcgm-counters)")
+	case len(problems) > 0:
+		return warning("%s", strings.Join(problems, "; "))
+	}
+	return ok("%s: each of %s is served", e.DCGMCountersFile, text.Plural(len(e.DCGMCounters.Families), "field"))
+}
+
 // checkProcesses checks the sources of process attribution.
 func checkProcesses(_ context.Context, e *examination) Finding {
 	if !e.ProcessesVisible {

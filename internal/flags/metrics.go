@@ -2,10 +2,13 @@ package flags
 
 import (
 	"fmt"
+	"io"
+	"os"
 	"slices"
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/allocation"
+	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/spf13/pflag"
 )
@@ -26,6 +29,8 @@ type Metrics struct {
 	LabelsAllowlist  []string
 	JobMappingDir    string
 	PerNVLink        bool
+	dcgm             string
+	DCGMCountersFile string
 }
 
 func (o *Metrics) addFlags(f *pflag.FlagSet) {
@@ -51,24 +56,33 @@ func (o *Metrics) addFlags(f *pflag.FlagSet) {
 			" with Slinky's slurm-bridge; needs the kubelet's Pods API (1.37 and newer) or --pods-api-fallback-socket")
 	f.BoolVar(&o.PerNVLink, "metrics.nvlink-links", false,
 		"export each NVLink as well: about 900 more series on a node with 8 H100")
-	f.BoolVar(&o.DCGM, "metrics.dcgm", false,
-		"add dcgm-exporter's default families, with dcgm-exporter's names, units and labels")
+	f.StringVar(&o.dcgm, "metrics.dcgm", "",
+		"add dcgm-exporter's default families, with the names, units and labels of a `version` of dcgm-exporter: "+
+			"4.8 (and older), 4.9 (and newer) or both; without a value, 4.8")
+	f.Lookup("metrics.dcgm").NoOptDefVal = "4.8"
+	f.StringVar(&o.DCGMCountersFile, "metrics.dcgm-counters", "",
+		"add the families in this counters `file` of dcgm-exporter (CSV), in place of the default families")
 	f.IntVar(&o.SeriesLimit, "metrics.series-limit", exporter.DefaultSeriesLimit,
 		"omit series above this `number`, and export the count of omitted series")
 }
 
 func (o *Metrics) check() (err error) {
-	include := slices.Clone(o.include)
-	if o.DCGM {
-		include = append(include, "DCGM_*")
+	include, exclude := slices.Clone(o.include), slices.Clone(o.exclude)
+	if err := o.checkDCGM(); err != nil {
+		return fmt.Errorf("--metrics.dcgm %w", err)
+	}
+	for _, f := range o.DCGM.Families {
+		include = append(include, f.Name)
 	}
 	if o.PerNVLink {
-		include = append(include, "nvidia_gpu_nvlink_link_*", "nvidia_gpu_nvlink_up")
+		include = append(include, perLinkFamilies...)
+	} else { // they are read for dcgm-exporter's families
+		exclude = append(exclude, perLinkFamilies...)
 	}
 	if _, err := exporter.NewFamilyFilter(o.set, nil, nil); err != nil {
 		return fmt.Errorf("--metrics.set: %w", err)
 	}
-	if o.Filter, err = exporter.NewFamilyFilter(o.set, include, o.exclude); err != nil {
+	if o.Filter, err = exporter.NewFamilyFilter(o.set, include, exclude); err != nil {
 		return fmt.Errorf("--metrics.include, --metrics.exclude: %w", err)
 	}
 	if o.podLabels != podLabelsOnDevice && o.podLabels != podLabelsOnAllocation {
@@ -84,4 +98,44 @@ func (o *Metrics) check() (err error) {
 		return fmt.Errorf("--metrics.series-limit %d: expected at least 1", o.SeriesLimit)
 	}
 	return nil
+}
+
+var perLinkFamilies = []string{"nvidia_gpu_nvlink_link_*", "nvidia_gpu_nvlink_up"}
+
+// ReadsNVLinks reports whether single NVLinks are read.
+func (o *Metrics) ReadsNVLinks() bool { return o.PerNVLink || o.DCGM.PerLink() }
+
+// maxCountersFile is above any file that names each field of DCGM once.
+const maxCountersFile = 1 << 20
+
+// checkDCGM sets the families of dcgm-exporter. A counters file that cannot be read leaves the default families.
+func (o *Metrics) checkDCGM() error {
+	generations, err := dcgm.ParseGenerations(o.dcgm)
+	if err != nil {
+		return err
+	}
+	o.DCGM = dcgm.Defaults(generations...)
+	if o.DCGMCountersFile == "" {
+		return nil
+	}
+	text, err := readCounters(o.DCGMCountersFile)
+	if err != nil {
+		o.DCGM.Errors = []error{err}
+		return nil
+	}
+	o.DCGM = dcgm.Parse(o.DCGMCountersFile, text, generations...)
+	return nil
+}
+
+func readCounters(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxCountersFile+1))
+	if err == nil && len(text) > maxCountersFile {
+		err = fmt.Errorf("read %s: more than %d bytes", file, maxCountersFile)
+	}
+	return string(text), err
 }

@@ -23,7 +23,7 @@ const (
 var allowedImports = map[string][]string{
 	"cmd/podgauge":                  {"internal/app", "internal/doctor", "internal/dra", "internal/nvml", "internal/nvml/capture"},
 	"cmd/podgauge-sim":              {"internal/app", "internal/dra", "internal/nvml", "internal/nvml/metric", "internal/xid", "internal/sim", "internal/sim/kubelet", "internal/sim/replay"},
-	"internal/app":                  {"exporter", "internal/cdi", "internal/cgroup", "internal/cli", "internal/client", "internal/config", "internal/device", "internal/allocation", "internal/health", "internal/doctor", "internal/flags", "internal/incident", "internal/kmsg", "internal/node", "internal/operator", "internal/pods", "internal/readiness", "internal/rules", "internal/state", "internal/validate", "internal/web/api", "internal/web/server", "plugin", "podresources", "internal/hpcjobs"},
+	"internal/app":                  {"exporter", "internal/dcgm", "internal/cdi", "internal/cgroup", "internal/cli", "internal/client", "internal/config", "internal/device", "internal/allocation", "internal/health", "internal/doctor", "internal/flags", "internal/incident", "internal/kmsg", "internal/node", "internal/operator", "internal/pods", "internal/readiness", "internal/rules", "internal/state", "internal/validate", "internal/web/api", "internal/web/server", "plugin", "podresources", "internal/hpcjobs"},
 	"internal/client":               {"internal/cli", "internal/operator", "internal/web/api"},
 	"internal/cli":                  {"internal/incident", "internal/web/api"},
 	"internal/config":               {"internal/device", "plugin/preferred", "plugin/response"},
@@ -40,7 +40,7 @@ var allowedImports = map[string][]string{
 	"internal/nvml/lib":             {"internal/device", "internal/xid"},
 	"internal/nvml/capture":         {"internal/device", "internal/nvml", "internal/nvml/lib"},
 	"internal/xid":                  {"internal/device"},
-	"internal/doctor":               {"internal/cli", "internal/device", "internal/dra", "plugin/response"},
+	"internal/doctor":               {"internal/cli", "internal/dcgm", "internal/device", "internal/dra", "plugin/response"},
 	"plugin":                        {"internal/config", "internal/device", "internal/allocation", "plugin/response", "plugin/preferred"},
 	"plugin/response":               {"internal/device"},
 	"plugin/preferred":              {"internal/device"},
@@ -54,10 +54,10 @@ var allowedImports = map[string][]string{
 	"internal/readiness":            {"internal/device", "internal/health", "internal/node", "plugin"},
 	"internal/validate":             {"internal/cli", "internal/config", "internal/device", "internal/rules"},
 	"internal/rules":                {"internal/cdi", "internal/config", "internal/device", "plugin", "plugin/response"},
-	"internal/flags":                {"exporter", "internal/allocation", "internal/config", "internal/pods", "internal/web/server"},
+	"internal/flags":                {"exporter", "internal/dcgm", "internal/allocation", "internal/config", "internal/pods", "internal/web/server"},
 	"internal/incident":             {"internal/device", "internal/allocation", "internal/xid"},
 	"internal/state":                {"internal/health", "internal/incident"},
-	"exporter":                      {"internal/node", "internal/state", "plugin", "internal/device", "internal/allocation", "internal/health", "internal/xid", "internal/web/api", "internal/web/status", "internal/incident"},
+	"exporter":                      {"internal/node", "internal/dcgm", "internal/state", "plugin", "internal/device", "internal/allocation", "internal/health", "internal/xid", "internal/web/api", "internal/web/status", "internal/incident"},
 	"internal/web/api":              {"internal/device", "internal/allocation", "internal/incident"},
 	"internal/web/server":           {},
 	"internal/web/status":           {"plugin", "internal/device", "internal/allocation", "internal/web/api", "internal/xid", "internal/incident"},
@@ -88,7 +88,7 @@ var allowedImports = map[string][]string{
 	"test/helpers/testfile":         {"test/helpers/require"},
 	"test/helpers/program":          {"test/helpers/require"},
 	"test/helpers/testlog":          {},
-	"test/repo":                     {"exporter"},
+	"test/repo":                     {"exporter", "internal/dcgm"},
 }
 
 // leafPackages may be imported by any package.

@@ -1,0 +1,177 @@
+package dcgm
+
+import (
+	"encoding/csv"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Family is a field as a metric family, or as a label of the other families.
+type Family struct {
+	*Field
+	Name        string
+	Scale       float64
+	Type        Type
+	Help        string
+	Generations []Generation // those whose labels the series have
+}
+
+// Counters are the families of DCGM's fields that podgauge exports. The zero value has none.
+type Counters struct {
+	Families []Family
+	Unserved []Unserved
+	Errors   []error // wrong lines of the counters file, which are ignored
+}
+
+// Unserved is a field of a counters file that podgauge cannot give.
+type Unserved struct{ Field, Reason string }
+
+// ParseGenerations returns the generations of a flag's value: 4.8, 4.9 or both; true means 4.8. It returns none for
+// false and the empty value.
+func ParseGenerations(value string) ([]Generation, error) {
+	switch value {
+	case "", "false":
+		return nil, nil
+	case "4.8", "true":
+		return []Generation{V48}, nil
+	case "4.9":
+		return []Generation{V49}, nil
+	case "both":
+		return []Generation{V48, V49}, nil
+	}
+	return nil, fmt.Errorf("%q: expected 4.8, 4.9 or both", value)
+}
+
+// Defaults are the families of dcgm-exporter's default counters files. A family with the same name in both generations
+// has the labels of both.
+func Defaults(generations ...Generation) (c Counters) {
+	for i := range Fields {
+		f := &Fields[i]
+		for _, g := range generations {
+			n, last := f.Names[g], len(c.Families)-1
+			switch {
+			case n.Help == "" || n.Name == "":
+			case last >= 0 && c.Families[last].Name == n.Name:
+				c.Families[last].Generations = append(c.Families[last].Generations, g)
+			default:
+				c.Families = append(c.Families, Family{f, n.Name, n.Scale, n.Type, n.Help, []Generation{g}})
+			}
+		}
+	}
+	return c
+}
+
+var familyName = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
+
+// Parse reads a counters file of dcgm-exporter: lines of field, type and help, and comments after #. Families have the
+// labels of the given generations. Without one, they have those of 4.9 if the file has a name of 4.9, otherwise those
+// of 4.8. Wrong lines and fields without a reading leave the others as they are.
+func Parse(file, text string, generations ...Generation) (c Counters) {
+	lines := map[string]int{} // by field
+	newest := V48
+	text = strings.TrimPrefix(strings.ToValidUTF8(text, "\uFFFD"), "\uFEFF")
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {
+			continue
+		}
+		wrong := func(format string, args ...any) {
+			c.Errors = append(c.Errors, fmt.Errorf("%s:%d: "+format, append([]any{file, number}, args...)...))
+		}
+		r := csv.NewReader(strings.NewReader(line))
+		r.TrimLeadingSpace = true
+		record, err := r.Read()
+		if err != nil {
+			wrong("expected field, type, help: %v", err.(*csv.ParseError).Err)
+			continue
+		}
+		if len(record) < 3 {
+			wrong("got %d of field, type, help", len(record))
+			continue
+		}
+		name, kind := strings.TrimSpace(record[0]), Type(strings.TrimSpace(record[1]))
+		help := strings.TrimSpace(strings.Join(record[2:], ", ")) // of a help with commas and without quotes
+		switch reason := unserved(name, kind); {
+		case !familyName.MatchString(name):
+			wrong("%q is not the name of a field", name)
+		case !slices.Contains(types, kind):
+			wrong("type %q of %s: expected gauge, counter or label", kind, name)
+		case lines[name] != 0:
+			wrong("%s is already on line %d", name, lines[name])
+		case reason != "":
+			c.Unserved = append(c.Unserved, Unserved{name, reason})
+		default:
+			f, g := Find(name)
+			newest = max(newest, g)
+			c.Families = append(c.Families, Family{f, name, f.Names[g].Scale, kind, help, []Generation{g}})
+		}
+		if lines[name] == 0 {
+			lines[name] = number
+		}
+	}
+	if len(generations) == 0 {
+		generations = []Generation{newest}
+	}
+	if len(generations) == 1 { // otherwise each family has those of its name
+		for i := range c.Families {
+			c.Families[i].Generations = generations
+		}
+	}
+	return c
+}
+
+// types are the types in dcgm-exporter's files.
+var types = []Type{Gauge, Counter, Label, "histogram", "summary"}
+
+// unserved returns why a field cannot be exported with a type; empty if it can.
+func unserved(name string, t Type) string {
+	f, _ := Find(name)
+	switch {
+	case f == nil:
+		return ReasonFor(name)
+	case f.Missing != "":
+		return f.Missing
+	case t != Gauge && t != Counter && t != Label:
+		return "a field has a single value: use type gauge or counter"
+	case t != Label && f.InfoLabel != "" && f.InfoLabel != "gpu" && f.InfoLabel != "minor":
+		return "a text: use type label"
+	}
+	return ""
+}
+
+// Problems returns what a counters file has in vain: its wrong lines, and the unserved fields by reason.
+func (c *Counters) Problems() (problems []string) {
+	for _, err := range c.Errors {
+		problems = append(problems, err.Error())
+	}
+	first := len(problems)
+	for _, u := range c.Unserved {
+		of := u.Reason + ": "
+		i := slices.IndexFunc(problems[first:], func(p string) bool { return strings.HasPrefix(p, of) })
+		if i < 0 {
+			problems = append(problems, of+u.Field)
+		} else {
+			problems[first+i] += ", " + u.Field
+		}
+	}
+	return problems
+}
+
+// Reads reports whether a family derives from a series of podgauge, in PromQL.
+func (c *Counters) Reads(selector string) bool {
+	return c.any(func(s Source) bool { return s.Selector == selector })
+}
+
+// PerLink reports whether a family derives from readings of single NVLinks.
+func (c *Counters) PerLink() bool {
+	return c.any(func(s Source) bool { return strings.HasPrefix(s.Selector, "nvidia_gpu_nvlink_link_") })
+}
+
+func (c *Counters) any(matches func(Source) bool) bool {
+	return slices.ContainsFunc(c.Families, func(f Family) bool {
+		return slices.ContainsFunc(f.Sources, matches) || slices.ContainsFunc(f.Per, matches)
+	})
+}
