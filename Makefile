@@ -192,6 +192,7 @@ promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.reco
 promtool test rules deploy/rules/*_test.yaml
 cd test/observability/dashboards/schema && npm ci --ignore-scripts --no-audit --no-fund
 PODGAUGE_DASHBOARDS=1 go test -count=1 -timeout 20m -v ./test/observability/dashboards
+PODGAUGE_DASHBOARDS=1 go -C kube test -count=1 -v -run Prometheus ./internal/migrate
 endef
 
 # Without the tags, the Collector's receiver also builds the clients of all clouds.

@@ -55,7 +55,7 @@ func migrateFiles(out, errOut io.Writer, names []string, options migrate.Options
 		failures = append(failures, errors.New(line))
 	}
 	if err := errors.Join(failures...); err != nil {
-		fmt.Fprintln(errOut, text.Printable(err.Error()))
+		fmt.Fprintln(errOut, text.PrintableLines(err.Error()))
 		return cli.ErrReported
 	}
 	if !report.Complete() {
@@ -79,7 +79,7 @@ func printMigration(out io.Writer, r *migrate.Report) {
 	for _, note := range r.Notes {
 		fmt.Fprintf(out, "note: %s\n", line(note))
 	}
-	fmt.Fprintf(out, "%d queries of dcgm-exporter's series: %d translated, %d without translation; %d others\n",
+	fmt.Fprintf(out, "%d queries of dcgm-exporter's series: %d translated, %d without translation; %d of other series\n",
 		len(r.Queries), translated, len(r.Queries)-translated, r.Others)
 }
 

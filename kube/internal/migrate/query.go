@@ -3,7 +3,6 @@ package migrate
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -12,61 +11,6 @@ import (
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 )
-
-// deviceMatching joins series of a device with its nvidia_gpu_info.
-const deviceMatching = "on (node, uuid, mig_uuid)"
-
-// translator translates one query.
-type translator struct {
-	records map[string]labelFlow // labels of the user's own recorded series
-	mig     bool                 // the cluster has partitioned GPUs, or the query reads labels of GPU instances
-	window  string               // of a rate where the query has none
-
-	info    []string // labels of nvidia_gpu_info that the query reads
-	needed  []string // names of dcgm-exporter's labels that the query reads
-	outer   []string // names of labels that are read from the result of the current expression
-	reasons []string // why there is no translation
-	notes   []string
-}
-
-// labelFlow is what is known of the labels of an expression's result.
-type labelFlow struct {
-	ofDCGM  bool                // it reads fields of DCGM
-	foreign bool                // it reads other series
-	own     map[string]struct{} // labels that the query creates: its own names, which stay
-	variant []string            // labels of podgauge's series that DCGM's lack: clock="sm"
-	grouped []string            // labels of dcgm-exporter by which the query groups
-}
-
-func (f labelFlow) with(other labelFlow) labelFlow {
-	f.ofDCGM = f.ofDCGM || other.ofDCGM
-	f.foreign = f.foreign || other.foreign
-	own := maps.Clone(f.own)
-	if own == nil {
-		own = map[string]struct{}{}
-	}
-	maps.Copy(own, other.own)
-	f.own = own
-	f.variant = union(f.variant, other.variant)
-	f.grouped = union(f.grouped, other.grouped)
-	return f
-}
-
-func (f labelFlow) variantNames() (names []string) {
-	for _, v := range f.variant {
-		name, _, _ := strings.Cut(v, "=")
-		names = append(names, name)
-	}
-	return names
-}
-
-// rename returns podgauge's name of a label in the result.
-func (f labelFlow) rename(name string) string {
-	if _, isOwn := f.own[name]; isOwn || !f.ofDCGM {
-		return name
-	}
-	return labelOf(name).name
-}
 
 // translate returns the translation of a parsed query. The labels of dcgm-exporter in labelNames are read from the
 // result: by a legend, or by a template of an alert.
@@ -101,18 +45,6 @@ func (t *translator) read(names []string) (done func()) {
 	outer := t.outer
 	t.outer = slices.Concat(outer, names)
 	return func() { t.outer = outer }
-}
-
-func (t *translator) fail(reason string) {
-	if !slices.Contains(t.reasons, reason) {
-		t.reasons = append(t.reasons, reason)
-	}
-}
-
-func (t *translator) note(note string) {
-	if !slices.Contains(t.notes, note) {
-		t.notes = append(t.notes, note)
-	}
 }
 
 // collectLabels collects the labels of dcgm-exporter that the query reads.
@@ -237,21 +169,6 @@ func (t *translator) rewrite(e parser.Expr) (parser.Expr, labelFlow) {
 	}
 }
 
-// use is how a query reads a selector.
-type use struct {
-	name     string
-	apply    func(selector string) string // the term around a selector
-	span     string                       // of a range vector
-	unscaled bool                         // the factor does not change the result
-	anyGPU   bool                         // the result does not depend on the number of series
-	squared  bool
-	increase bool // the increase of a counter
-	relative bool // the result does not depend on where a counter begins
-}
-
-// instant is the use of a plain selector.
-var instant = use{apply: func(selector string) string { return selector }}
-
 // Functions of a range vector by what a factor of its values does to the result.
 var (
 	unscaledFunctions = []string{
@@ -260,7 +177,6 @@ var (
 	}
 	increaseFunctions = []string{"changes", "delta", "deriv", "idelta", "increase", "irate", "rate", "resets"}
 	presenceFunctions = []string{"absent_over_time", "count_over_time", "present_over_time"}
-	averageFunction   = "avg_over_time"
 )
 
 func (t *translator) call(c *parser.Call) (parser.Expr, labelFlow) {
@@ -501,11 +417,4 @@ func (t *translator) vector(term parser.Expr, v *parser.VectorSelector, u use) (
 		return term, labelFlow{ofDCGM: true}
 	}
 	return t.reading(v, f, u)
-}
-
-var exporterPattern = regexp.MustCompile(`(?i)dcgm`)
-
-// selectsDCGMExporter reports whether a matcher selects the scrape job of dcgm-exporter.
-func selectsDCGMExporter(m *labels.Matcher) bool {
-	return m.Name != labels.MetricName && !isLabelOfDCGM(m.Name) && exporterPattern.MatchString(m.Value)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,7 +32,7 @@ func (t *translator) reading(v *parser.VectorSelector, f field, u use) (parser.E
 		t.fail(fmt.Sprintf(sinceStart, f.sum[0].name))
 	case f.kind == rate && u.increase:
 		t.fail(fmt.Sprintf(rateReason, v.Name, u.name, f.sum[0].name, span))
-	case f.kind == rate && (span == "" || u.name == averageFunction):
+	case f.kind == rate && (span == "" || u.name == "avg_over_time"):
 		outer := u.apply
 		if span != "" {
 			outer = instant.apply
@@ -210,40 +211,9 @@ func factorText(scale float64) string {
 	}
 }
 
-// parse parses a query made of parts of valid ones.
-func (t *translator) parse(text string) parser.Expr {
-	e, err := promQL.ParseExpr(text)
-	if err != nil {
-		t.fail(fmt.Sprintf("the translation is not valid PromQL: %v", err))
-		return &parser.NumberLiteral{}
-	}
-	return e
-}
+var exporterPattern = regexp.MustCompile(`(?i)dcgm`)
 
-// paren puts an expression into parentheses if an operator next to it could change its meaning.
-func paren(e parser.Expr) parser.Expr {
-	switch e.(type) {
-	case *parser.BinaryExpr, *parser.UnaryExpr:
-		return &parser.ParenExpr{Expr: e}
-	default:
-		return e
-	}
-}
-
-// unwrap returns an expression without its outer parentheses.
-func unwrap(e parser.Expr) parser.Expr {
-	for {
-		p, ok := e.(*parser.ParenExpr)
-		if !ok {
-			return e
-		}
-		e = p.Expr
-	}
-}
-
-// union returns the names of both lists, sorted.
-func union(a, b []string) []string {
-	all := slices.Concat(a, b)
-	slices.Sort(all)
-	return slices.Compact(all)
+// selectsDCGMExporter reports whether a matcher selects the scrape job of dcgm-exporter.
+func selectsDCGMExporter(m *labels.Matcher) bool {
+	return m.Name != labels.MetricName && !isLabelOfDCGM(m.Name) && exporterPattern.MatchString(m.Value)
 }

@@ -1,0 +1,132 @@
+package migrate
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/prometheus/promql/parser"
+)
+
+// deviceMatching joins series of a device with its nvidia_gpu_info.
+const deviceMatching = "on (node, uuid, mig_uuid)"
+
+// translator translates one query.
+type translator struct {
+	records map[string]labelFlow // labels of the user's own recorded series
+	mig     bool                 // the cluster has partitioned GPUs, or the query reads labels of GPU instances
+	window  string               // of a rate where the query has none
+
+	info    []string // labels of nvidia_gpu_info that the query reads
+	needed  []string // names of dcgm-exporter's labels that the query reads
+	outer   []string // names of labels that are read from the result of the current expression
+	reasons []string // why there is no translation
+	notes   []string
+}
+
+func (t *translator) fail(reason string) {
+	if !slices.Contains(t.reasons, reason) {
+		t.reasons = append(t.reasons, reason)
+	}
+}
+
+func (t *translator) note(note string) {
+	if !slices.Contains(t.notes, note) {
+		t.notes = append(t.notes, note)
+	}
+}
+
+// parse parses a query made of parts of valid ones.
+func (t *translator) parse(text string) parser.Expr {
+	e, err := promQL.ParseExpr(text)
+	if err != nil {
+		t.fail(fmt.Sprintf("the translation is not valid PromQL: %v", err))
+		return &parser.NumberLiteral{}
+	}
+	return e
+}
+
+var promQL = parser.NewParser(parser.Options{EnableExperimentalFunctions: true, ExperimentalDurationExpr: true})
+
+// labelFlow is what is known of the labels of an expression's result.
+type labelFlow struct {
+	ofDCGM  bool                // it reads fields of DCGM
+	foreign bool                // it reads other series
+	own     map[string]struct{} // labels that the query creates: its own names, which stay
+	variant []string            // labels of podgauge's series that DCGM's lack: clock="sm"
+	grouped []string            // labels of dcgm-exporter by which the query groups
+}
+
+func (f labelFlow) with(other labelFlow) labelFlow {
+	f.ofDCGM = f.ofDCGM || other.ofDCGM
+	f.foreign = f.foreign || other.foreign
+	own := maps.Clone(f.own)
+	if own == nil {
+		own = map[string]struct{}{}
+	}
+	maps.Copy(own, other.own)
+	f.own = own
+	f.variant = union(f.variant, other.variant)
+	f.grouped = union(f.grouped, other.grouped)
+	return f
+}
+
+func (f labelFlow) variantNames() (names []string) {
+	for _, v := range f.variant {
+		name, _, _ := strings.Cut(v, "=")
+		names = append(names, name)
+	}
+	return names
+}
+
+// rename returns podgauge's name of a label in the result.
+func (f labelFlow) rename(name string) string {
+	if _, isOwn := f.own[name]; isOwn || !f.ofDCGM {
+		return name
+	}
+	return labelOf(name).name
+}
+
+// use is how a query reads a selector.
+type use struct {
+	name     string
+	apply    func(selector string) string // the term around a selector
+	span     string                       // of a range vector
+	unscaled bool                         // the factor does not change the result
+	anyGPU   bool                         // the result does not depend on the number of series
+	squared  bool
+	increase bool // the increase of a counter
+	relative bool // the result does not depend on where a counter begins
+}
+
+// instant is the use of a plain selector.
+var instant = use{apply: func(selector string) string { return selector }}
+
+// paren puts an expression into parentheses if an operator next to it could change its meaning.
+func paren(e parser.Expr) parser.Expr {
+	switch e.(type) {
+	case *parser.BinaryExpr, *parser.UnaryExpr:
+		return &parser.ParenExpr{Expr: e}
+	default:
+		return e
+	}
+}
+
+// unwrap returns an expression without its outer parentheses.
+func unwrap(e parser.Expr) parser.Expr {
+	for {
+		p, ok := e.(*parser.ParenExpr)
+		if !ok {
+			return e
+		}
+		e = p.Expr
+	}
+}
+
+// union returns the names of both lists, sorted.
+func union(a, b []string) []string {
+	all := slices.Concat(a, b)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
