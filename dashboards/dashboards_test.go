@@ -73,17 +73,12 @@ type datasource struct{ Type, UID string }
 // selectedDatasource is the Prometheus that the user selects on the dashboard.
 var selectedDatasource = datasource{Type: "prometheus", UID: "${datasource}"}
 
-func decode(t *testing.T, text []byte) (d dashboardFile) {
-	t.Helper()
-	require.NoError(t, json.Unmarshal(text, &d))
-	return d
-}
-
 // TestPanels checks that each panel has a unique number, an area without overlap and a description.
 func TestPanels(t *testing.T) {
 	uids, names := map[string]bool{}, map[string]bool{}
 	for _, text := range generate(t) {
-		d := decode(t, text)
+		var d dashboardFile
+		require.NoError(t, json.Unmarshal(text, &d))
 		if uids[d.UID] || names[d.Title] || d.Description == "" || len(d.UID) > 40 {
 			t.Errorf("%s, %q: want a unique uid and title, and a description", d.UID, d.Title)
 		}

@@ -2,16 +2,22 @@ package exporter_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
+	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 func TestScrapesShareCollection(t *testing.T) {
@@ -64,9 +70,7 @@ func TestScrapeTimeout(t *testing.T) {
 		h := d.handler(exporter.Options{})
 		began := time.Now()
 		assertAbsent(t, scrape(t, h, timeoutHeader, "0.5"), "nvidia_gpu")
-		if took := time.Since(began); took != 450*time.Millisecond {
-			t.Errorf("scrape with a timeout of 0.5 s: got %s", took)
-		}
+		expect.Equal(t, time.Since(began), 450*time.Millisecond, "scrape with a timeout of 0.5 s")
 		text := scrape(t, h, timeoutHeader, "10")
 		if took := time.Since(began); took != time.Second {
 			t.Errorf("collection: got %s, want at most 1 s", took)
@@ -97,44 +101,42 @@ func TestEnergyIsDividedAtAllocate(t *testing.T) {
 		"another GPU hangs, and this GPU too": {list: 300 * time.Millisecond, hangs: true},
 		"nothing is slow":                     {},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				d := newScrapeFixture(2)
-				d.joulesPerMillisecond = 1
-				d.onList = func(ctx context.Context) {
-					select {
-					case <-time.After(c.list):
-					case <-ctx.Done():
-					}
+		bubble.Run(t, name, func(t *testing.T) {
+			d := newScrapeFixture(2)
+			d.joulesPerMillisecond = 1
+			d.onList = func(ctx context.Context) {
+				select {
+				case <-time.After(c.list):
+				case <-ctx.Done():
 				}
-				d.onRead = func(ctx context.Context, readings []health.Reading) {
-					if c.hangs {
-						<-ctx.Done()
-						readings[1] = health.Reading{GPU: readings[1].GPU, Err: device.ErrStalled}
-					}
+			}
+			d.onRead = func(ctx context.Context, readings []health.Reading) {
+				if c.hangs {
+					<-ctx.Done()
+					readings[1] = health.Reading{GPU: readings[1].GPU, Err: device.ErrStalled}
 				}
-				e := exporter.New(d.sources(), exporter.Options{})
-				h := e.Handler(handlerOptions())
-				at := func(offset time.Duration) { time.Sleep(time.Until(d.started.Add(offset))) }
-				scrape(t, h)
+			}
+			e := exporter.New(d.sources(), exporter.Options{})
+			h := e.Handler(handlerOptions())
+			at := func(offset time.Duration) { time.Sleep(time.Until(d.started.Add(offset))) }
+			scrape(t, h)
 
-				at(10 * time.Second)
-				var slow sync.WaitGroup
-				slow.Go(func() { scrape(t, h) }) // reads at 10 s
-				at(10*time.Second + 100*time.Millisecond)
-				allocateOnNode(e, d, "GPU-0", "GPU-0=")
+			at(10 * time.Second)
+			var slow sync.WaitGroup
+			slow.Go(func() { scrape(t, h) }) // reads at 10 s
+			at(10*time.Second + 100*time.Millisecond)
+			allocateOnNode(e, d, "GPU-0", "GPU-0=")
 
-				for _, step := range []struct {
-					seconds           time.Duration
-					allocations, want string
-				}{{20, "GPU-0=n/b/c", "n/b/c 9900"}, {30, "", "- 10100"}, {40, "GPU-0=n/b/c", "n/b/c 19900"}} {
-					at(step.seconds * time.Second)
-					d.allocate(strings.Fields(step.allocations)...)
-					assertSeries(t, scrape(t, h), "energy_joules_total GPU-0 "+step.want)
-				}
-				slow.Wait()
-				e.Drain()
-			})
+			for _, step := range []struct {
+				seconds           time.Duration
+				allocations, want string
+			}{{20, "GPU-0=n/b/c", "n/b/c 9900"}, {30, "", "- 10100"}, {40, "GPU-0=n/b/c", "n/b/c 19900"}} {
+				at(step.seconds * time.Second)
+				d.allocate(strings.Fields(step.allocations)...)
+				assertSeries(t, scrape(t, h), "energy_joules_total GPU-0 "+step.want)
+			}
+			slow.Wait()
+			e.Drain()
 		})
 	}
 }
@@ -179,5 +181,125 @@ func TestAllocateReadsOneGPU(t *testing.T) {
 				t.Errorf("stable %v: got %d reads, %d collections and %d List calls", stable, reads, d.readCalls, d.listCalls)
 			}
 		}
+	})
+}
+
+// TestNewestFailuresAreShown checks that a scrape has the newest 500 failures, also after as many newer application errors.
+func TestNewestFailuresAreShown(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(0)
+		var affected []incident.EventCount
+		add := func(reason string, n, begin int) {
+			for i := range n {
+				affected = append(affected, incident.EventCount{
+					Device: "GPU-0", GPU: "GPU-0", Reason: reason, Count: 1, Last: time.Unix(int64(begin+i), 0),
+					Owner: allocation.Owner{Namespace: "n", Pod: fmt.Sprint("p", i), Container: "c"},
+				})
+			}
+		}
+		add("xid_31", 500, 100_000)
+		add("xid_79", 507, 0)
+		d.node.Incidents.Set(incident.Snapshot{Affected: affected})
+		text := scrape(t, d.handler(exporter.Options{}))
+		expect.Equal(t, strings.Count(text, "\nnvidia_gpu_allocation_device_failures_total{"), 500, "failures")
+		assertSeries(t, text, "!allocation_device_failures_total GPU-0 n/p6/c reason=xid_79",
+			"allocation_device_failures_total GPU-0 n/p7/c 1 reason=xid_79", "allocation_device_failures_total GPU-0 n/p506/c 1 reason=xid_79",
+			"podgauge_allocation_device_failures_dropped 7")
+	})
+}
+
+func TestInvalidFilters(t *testing.T) {
+	for _, bad := range []string{"nvidia_[", "a\\", ""} {
+		_, err := exporter.NewFamilyFilter("full", nil, []string{bad})
+		if want := fmt.Sprintf("%q is not a valid name pattern", bad); fmt.Sprint(err) != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+	const want = `"most" is not a set: expected none, minimal, default or full`
+	if _, err := exporter.NewFamilyFilter("most", nil, nil); fmt.Sprint(err) != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+// TestFamilyFilter checks the families of a scrape, with those of the Go runtime and the process. Of an enumeration, a set
+// exports states while they are 1.
+func TestFamilyFilter(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		state := func(name string, always bool) device.Metric {
+			labels := []device.Label{{Name: "a", Value: name}}
+			return device.Metric{Name: "state", Help: "State.", Labels: labels, Enum: true, Set: device.SetMinimal, AlwaysInSet: always}
+		}
+		d.metrics = slices.Concat(testMetrics, []device.Metric{
+			{Name: "rare", Help: "Rare."},
+			{Name: "usual", Help: "Usual.", Set: device.SetDefault},
+			state("on", false), state("off", false), state("always", true),
+		})
+		for i, value := range []float64{1, 1, 1, 0, 0} {
+			d.extraSamples = append(d.extraSamples, device.Sample{Device: "GPU-0", Metric: len(testMetrics) + i, Value: value})
+		}
+		const on, off, always = `state{a="on"`, `state{a="off"`, `state{a="always"`
+		const process = "process_cpu_seconds_total process_resident_memory_bytes"
+		for _, c := range []struct{ set, include, exclude, want, absent string }{
+			{"full", "", "", "nvidia_gpu_power_watts nvidia_gpu_info podgauge_simulated go_goroutines process_open_fds " + process, ""},
+			{"full", "", "nvidia_gpu_*_total,go_*,process_*,podgauge_simulated", "nvidia_gpu_power_watts podgauge_build_info", "nvidia_gpu_energy_joules_total podgauge_simulated go_ process_"},
+			{"full", "", "nvidia_gpu_power_watts,nvidia_gpu_info", "nvidia_gpu_healthy rare usual " + on + " " + off + " " + always, "nvidia_gpu_power_watts nvidia_gpu_info"},
+			{"default", "", "", "nvidia_gpu_healthy usual " + on + " " + always + " " + process, "go_ process_open_fds rare " + off},
+			{"default", "", "process_cpu_seconds_total", "process_resident_memory_bytes", "process_cpu_seconds_total"},
+			{"default", "process_open_fds,go_*,rare,state", "", "go_goroutines process_open_fds rare usual " + on + " " + off + " " + process, ""},
+			{"minimal", "", "", "nvidia_gpu_healthy podgauge_build_info " + on + " " + always, "go_ process_ podgauge_incidents rare usual " + off},
+			{"minimal", "state,usual", "state", "usual", "rare state"},
+			{"none", "nvidia_*", "nvidia_gpu_clock_hertz", "nvidia_gpu_power_watts", "nvidia_gpu_clock_hertz podgauge_ go_ rare usual state"},
+			{"none", "nvidia_gpu_power_*", "", "nvidia_gpu_power_watts", "nvidia_gpu_clock_hertz go_"},
+		} {
+			o := handlerOptions()
+			exporter.NewSelfMetrics(o.Registry, "v", false)
+			split := func(list string) []string { return strings.FieldsFunc(list, func(r rune) bool { return r == ',' }) }
+			filter, err := exporter.NewFamilyFilter(c.set, split(c.include), split(c.exclude))
+			require.NoError(t, err)
+			text := scrape(t, exporter.New(d.sources(), exporter.Options{Filter: filter}).Handler(o))
+			for name := range strings.FieldsSeq(c.want) {
+				if !strings.Contains(text, "\n"+name) {
+					t.Errorf("%+v: missing %s", c, name)
+				}
+			}
+			for name := range strings.FieldsSeq(c.absent) {
+				if strings.Contains(text, "\n"+name) {
+					t.Errorf("%+v: unexpected %s", c, name)
+				}
+			}
+		}
+	})
+}
+
+// TestSeriesLimit checks that series above the limit are dropped and counted. Counts of devices come before devices.
+func TestSeriesLimit(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(8)
+		for _, limit := range []int{10, 50, 1000} {
+			text := scrape(t, d.handler(exporter.Options{SeriesLimit: limit}))
+			series := 0
+			for line := range strings.Lines(text) {
+				if !strings.HasPrefix(line, "#") {
+					series++
+				}
+			}
+			all := 8*15 + 2 + 7 // 8 idle GPUs, incidents, and the node
+			if want := min(limit+7, all); series != want {
+				t.Errorf("limit %d: got %d series, want %d\n%s", limit, series, want, text)
+			}
+			assertSeries(t, text, "podgauge_nvml_up 1", // exempt from the limit
+				fmt.Sprintf("podgauge_series %d", series), fmt.Sprintf("podgauge_series_dropped %d", max(0, all-7-limit)))
+		}
+
+		d = newScrapeFixture(0)
+		d.allocations.Resources.AllocatableKnown = true
+		for i := range 1000 {
+			row := allocation.ResourceDevice{Resource: "r", ID: strconv.Itoa(i)}
+			d.allocations.Resources.Allocatable.Devices = append(d.allocations.Resources.Allocatable.Devices, row)
+		}
+		text := scrape(t, d.handler(exporter.Options{SeriesLimit: 10}))
+		assertSeries(t, text, `podgauge_resource_allocatable_devices{numa_node="",resource="r"} 1000`, "podgauge_series_dropped 993")
+		expect.Equal(t, strings.Count(text, "\npodgauge_resource_device_info{"), 7, "devices")
 	})
 }

@@ -224,12 +224,10 @@ func TestScrapesOfChanges(t *testing.T) {
 			d.publish(func(s []device.Status) { s[0].PCI = "00000001:1a:00.0" })
 		}, []string{"DCGM_FI_DEV_POWER_USAGE" + strings.Replace(dcgmLabels("-"), "00000000:1A", "00000001:1A", 1) + " 0"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				d := newScrapeFixture(1)
-				c.change(d)
-				assertSeries(t, scrape(t, d.handler(dcgmOptions)), c.want...)
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			d := newScrapeFixture(1)
+			c.change(d)
+			assertSeries(t, scrape(t, d.handler(dcgmOptions)), c.want...)
 		})
 	}
 }

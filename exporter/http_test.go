@@ -2,8 +2,11 @@ package exporter_test
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,8 +16,10 @@ import (
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 // slowWriter is a client that blocks in its first write.
@@ -81,9 +86,7 @@ func TestWatches(t *testing.T) {
 		// Streams of this request end at once: its context is done.
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, watch, http.NoBody))
-		if w.Code != http.StatusOK {
-			t.Errorf("after the end of streams: got %d", w.Code)
-		}
+		expect.Equal(t, w.Code, http.StatusOK, "after the end of streams")
 	})
 }
 
@@ -151,9 +154,7 @@ func TestPaths(t *testing.T) {
 		for method := range strings.FieldsSeq(c.methods) {
 			w := httptest.NewRecorder()
 			c.of.ServeHTTP(w, httptest.NewRequest(method, c.path, http.NoBody))
-			if w.Code != c.status {
-				t.Errorf("%s %s: got %d, want %d", method, c.path, w.Code, c.status)
-			}
+			expect.Equal(t, w.Code, c.status, method, c.path)
 			for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"} {
 				if got := w.Header()[name]; len(got) != 1 || got[0] != want {
 					t.Errorf("%s %s: %s: got %q", method, c.path, name, got)
@@ -176,4 +177,89 @@ func TestMetricsAtRoot(t *testing.T) {
 	if !strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain") || !strings.Contains(w.Body.String(), "podgauge_nvml_up") {
 		t.Errorf("got %v", w.Header())
 	}
+}
+
+// getPage returns the status page.
+func getPage(t *testing.T, h http.Handler) string {
+	t.Helper()
+	w := get(h, "/")
+	if w.Code != http.StatusOK || w.Header().Get("Content-Type") != "text/html; charset=utf-8" {
+		t.Fatalf("got %d %v: %s", w.Code, w.Header(), w.Body)
+	}
+	return w.Body.String()
+}
+
+// TestPageCollections checks that all viewers together cause at most one collection every two seconds, none without
+// viewers, and none if a scrape made one.
+func TestPageCollections(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(2)
+		h := d.handler(exporter.Options{})
+		time.Sleep(time.Minute)
+		assertReads := func(want int) {
+			t.Helper()
+			if d.readCalls != want {
+				t.Fatalf("got %d collections, want %d", d.readCalls, want)
+			}
+		}
+		assertReads(0)
+		for i := range 100 { // ten seconds
+			d.allocate([]string{"GPU-0=team/a/main", "GPU-0=team/b/main"}[i%2])
+			for range 3 {
+				getPage(t, h)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		assertReads(5)
+		time.Sleep(time.Minute)
+		assertReads(5)
+		scrape(t, h)
+		time.Sleep(2*time.Second - time.Millisecond)
+		getPage(t, h)
+		assertReads(6)
+		scrape(t, h) // accepts a collection of up to a second
+		assertReads(7)
+	})
+}
+
+// TestPageShowsNewState checks that a failed device is shown within half a second, however old the readings are, and that a GPU missing
+// from the newest collection has no values.
+func TestPageShowsNewState(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(2)
+		d.watts = 312
+		h := d.handler(exporter.Options{})
+		if page := getPage(t, h); !strings.Contains(page, "All 2 devices are healthy.") || strings.Count(page, ">312 W</span>") != 2 {
+			t.Errorf("got page %s", page)
+		}
+		d.publish(func(s []device.Status) { s[1].Healthy, s[1].Health, s[1].Reason = false, device.Unhealthy, "xid_79" })
+		time.Sleep(500 * time.Millisecond)
+		if page := getPage(t, h); !strings.Contains(page, "Unhealthy: 1 of 2 devices.") || d.readCalls != 1 {
+			t.Errorf("got %d collections, page %s", d.readCalls, page)
+		}
+		d.readErr["GPU-1"] = errors.New("lost")
+		time.Sleep(2 * time.Second)
+		if page := getPage(t, h); strings.Count(page, ">312 W</span>") != 1 || strings.Count(page, "No reading.") != 1 {
+			t.Errorf("got page %s", page)
+		}
+	})
+}
+
+// TestPageHistory checks that the lines of the last half hour come from the collections of scrapes and cause none.
+func TestPageHistory(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		d.metrics = slices.Clone(testMetrics)
+		d.metrics[widthRow] = device.Metric{Name: string(status.Utilization), Help: "Utilization."}
+		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: widthRow, Value: 0.5}}
+		h := d.handler(exporter.Options{})
+		for range 6 { // three minutes
+			scrape(t, h)
+			time.Sleep(30 * time.Second)
+		}
+		line := regexp.MustCompile(`aria-label="Utilization of the last 30 min: [^>]*>\s*<path d="M53 \d+h0(?:L\d+ \d+){6}"`)
+		if page := getPage(t, h); !line.MatchString(page) || d.readCalls != 7 {
+			t.Errorf("got %d collections, page %s", d.readCalls, page)
+		}
+	})
 }

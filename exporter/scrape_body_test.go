@@ -22,6 +22,7 @@ import (
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -85,9 +86,7 @@ func TestInvalidMetrics(t *testing.T) {
 		for format, want := range map[string]string{"text/plain": "good 0", "application/openmetrics-text;version=1.0.0": "good 0.0"} {
 			assertSeries(t, scrape(t, h, "Accept", format), want, "!bad")
 		}
-		if !strings.Contains(log.String(), "bad value") {
-			t.Errorf("got log %s", log.String())
-		}
+		expect.Contains(t, log.String(), "bad value")
 	})
 }
 
@@ -139,9 +138,7 @@ func TestStalledReader(t *testing.T) {
 			t.Errorf("at the limit: got %d after %s", code, time.Since(began))
 		}
 		stalled.Wait()
-		if got := time.Since(began); got != 10*time.Second {
-			t.Errorf("got disconnected after %s, want 10 s", got)
-		}
+		expect.Equal(t, time.Since(began), 10*time.Second)
 		scrape(t, h)
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testlog"
 )
@@ -79,9 +80,7 @@ func TestFolderWithoutRoomForSockets(t *testing.T) {
 			inBubbleOf(t, c.dir, func(t *testing.T, s *bubbleFixture) {
 				defer s.start(t)()
 				time.Sleep(time.Hour)
-				if err := s.Alive(); err != nil {
-					t.Errorf("Alive: %v", err)
-				}
+				expect.NoError(t, s.Alive(), "Alive")
 				polling := len(s.log.Matching("polling every second"))
 				if s.log.Count("\n") != 2 || len(s.log.Matching(c.reason)) != 1 || polling != 1 {
 					t.Errorf("want a line with %q and a line about polling in an hour, got\n%s", c.reason, &s.log)
@@ -174,9 +173,7 @@ func TestUpdatesFollowTheInput(t *testing.T) {
 		wants := func(event string, want int64) {
 			t.Helper()
 			time.Sleep(time.Minute)
-			if got := updates.Swap(0); got != want {
-				t.Errorf("%s: got %d updates, want %d", event, got, want)
-			}
+			expect.Equal(t, updates.Swap(0), want, event, "updates")
 		}
 		wants("at first", 1)
 		allocated := parseAllocations("GPU-0")
@@ -216,9 +213,7 @@ func TestBackoff(t *testing.T) {
 			t.Fatalf("got attempts at %v", attempts)
 		}
 		for i, pause := range want {
-			if got := attempts[i+1].Sub(attempts[i]); got != pause*time.Millisecond {
-				t.Errorf("pause %d: got %s, want %s", i, got, pause*time.Millisecond)
-			}
+			expect.Equal(t, attempts[i+1].Sub(attempts[i]), pause*time.Millisecond, "pause", i)
 		}
 	})
 }

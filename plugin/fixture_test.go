@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
@@ -140,17 +142,13 @@ func (s *fixture) waitNewSocket(n int, old string) time.Duration {
 	took := s.wait(fmt.Sprintf("%d devices on a single stream", n), func(k kubelet.KubeletState) bool {
 		r := k.Resources[resource]
 		registrations = len(k.Registrations)
+		isRegistered := func(g kubelet.Registration) bool { return g.Endpoint == r.Sockets[0] && g.Err == nil }
 		return r.Allocatable == n && len(r.Sockets) == 1 && r.Sockets[0] != old &&
-			isRegistered(k.Registrations, r.Sockets[0])
+			slices.ContainsFunc(k.Registrations, isRegistered)
 	})
 	// The kubelet may have the list before Register returns.
 	s.poll("Register has returned", func() bool { return len(s.recorded.registrations()) >= registrations })
 	return took
-}
-
-// isRegistered reports whether the registration of a socket has succeeded.
-func isRegistered(all []kubelet.Registration, socket string) bool {
-	return slices.ContainsFunc(all, func(r kubelet.Registration) bool { return r.Endpoint == socket && r.Err == nil })
 }
 
 // socket returns the file name of the socket with the only live stream.
@@ -317,3 +315,5 @@ func (s *fixture) waitLine(n int, text string) {
 	s.Helper()
 	s.poll(fmt.Sprintf("%d log lines with %q", n, text), func() bool { return len(s.log.Matching(text)) >= n })
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -15,6 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 func TestWaitsForTheKubelet(t *testing.T) {
@@ -23,9 +24,7 @@ func TestWaitsForTheKubelet(t *testing.T) {
 		s.inventory.Set(statuses(4))
 		s.startPlugin()
 		s.waitLine(1, "waiting for the kubelet") // without its folder
-		if err := s.plugin.Ready(); err == nil || !strings.Contains(err.Error(), "waiting for the kubelet: ") {
-			s.Errorf("readiness without a kubelet: got %v", err)
-		}
+		expect.Error(s, s.plugin.Ready(), "waiting for the kubelet: ", "readiness without a kubelet")
 		s.startKubelet()
 		s.Logf("registered %s after the socket", s.waitRegistered(4))
 		s.poll("the plugin is ready", func() bool { return s.plugin.Ready() == nil })
@@ -129,9 +128,7 @@ func TestInventoryBecomesEmpty(t *testing.T) {
 		s.poll("the plugin's socket is removed", func() bool { return len(s.leftSockets()) == 0 })
 		s.waitPollInterval()
 		s.waitPollInterval()
-		if remaining := s.leftSockets(); len(remaining) > 0 {
-			s.Errorf("sockets without a device: got %q", remaining)
-		}
+		expect.EqualSlices(s, s.leftSockets(), nil, "sockets without a device")
 		s.inventory.Set(statuses(2))
 		s.waitRegistered(2)
 		if r := s.kubelet.Resource(resource); r.Updates != updates+1 {

@@ -17,6 +17,7 @@ import (
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/podresources"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
@@ -48,9 +49,7 @@ func TestOwnerLookup(t *testing.T) {
 		time.Sleep(7 * time.Second)
 		k.want("b", "two")
 		want := []time.Duration{50 * ms, 150 * ms, 350 * ms, 750 * ms, 1550 * ms, 3150 * ms}
-		if got := k.callsSince(begin); !slices.Equal(got, want) {
-			t.Errorf("List was called after %v, want %v", got, want)
-		}
+		expect.EqualSlices(t, k.callsSince(begin), want, "List was called after")
 	})
 }
 
@@ -73,9 +72,7 @@ func TestNoListDuringAllocate(t *testing.T) {
 func TestOwnPodIsNotListed(t *testing.T) {
 	inBubble(t, longAgo, own, func(k *scriptedKubelet) {
 		k.list()
-		if err := k.client.Ready(); err == nil || !strings.Contains(err.Error(), ownPod) {
-			t.Errorf("without the own pod: got %v, want its name", err)
-		}
+		expect.Error(t, k.client.Ready(), ownPod, "without the own pod")
 	})
 }
 
@@ -113,9 +110,7 @@ func TestAllocateEndsEarlierAllocation(t *testing.T) {
 		<-changed
 		k.want("a", "pending", "b", "old")
 		close(release)
-		if got := stateOf(<-result, "a"); got != "pending" {
-			t.Errorf("response from before the allocation: got %s", got)
-		}
+		expect.Equal(t, stateOf(<-result, "a"), "pending", "response from before the allocation")
 		k.setPods(newPod("old", "b"), newPod("new", "a"))
 		k.wantListed("a", "new")
 	})
@@ -148,9 +143,7 @@ func TestHangingList(t *testing.T) {
 			t.Errorf("allocations: got %v", a)
 		}
 		k.allocate("b") // the kubelet's Allocate does not wait
-		if took := time.Since(begin); took != time.Second {
-			t.Errorf("OnAllocated returned after %s", took)
-		}
+		expect.Equal(t, time.Since(begin), time.Second, "OnAllocated returned after")
 		others.Wait()
 		k.set(func() { k.onList = nil })
 		if a := k.list(); a.Err != nil || !a.At.After(at) {
@@ -209,9 +202,7 @@ func TestRejectedCalls(t *testing.T) {
 		want := []time.Duration{
 			10 * ms, 110 * ms, 310 * ms, 710 * ms, 1510 * ms, 3110 * ms, 6310 * ms, 11310 * ms, 16310 * ms,
 		}
-		if got := k.callsSince(begin); !slices.Equal(got, want) {
-			t.Errorf("List was called after %v, want %v", got, want)
-		}
+		expect.EqualSlices(t, k.callsSince(begin), want, "List was called after")
 		k.set(func() { k.onList = nil })
 		time.Sleep(5 * time.Second)
 		if a := k.list(); a.Err != nil {
@@ -233,9 +224,7 @@ func TestOutage(t *testing.T) {
 			if a := k.published(); a.Err == nil || a.Resources.AllocatableKnown {
 				t.Errorf("in the outage: got %v, allocatable known %t", a.Err, a.Resources.AllocatableKnown)
 			}
-			if err := errors.Join(k.client.Ready(), k.client.Alive()); err != nil {
-				t.Errorf("in the outage: %v", err)
-			}
+			expect.NoError(t, errors.Join(k.client.Ready(), k.client.Alive()), "in the outage")
 			k.start(0)
 			time.Sleep(2 * time.Second)
 			k.want("a", "one")
@@ -263,9 +252,7 @@ func TestLateKubelet(t *testing.T) {
 			time.Sleep(100 * ms)
 			k.list()
 		}
-		if err := k.client.Ready(); err == nil || !strings.Contains(err.Error(), "List pod resources at") {
-			t.Errorf("ready without a response: got %v", err)
-		}
+		expect.Error(t, k.client.Ready(), "List pod resources at", "ready without a response")
 		k.setPods(newPod("one", "a"))
 		k.start(0)
 		k.wantListed("a", "one")
@@ -367,9 +354,7 @@ func TestGet(t *testing.T) {
 				time.Sleep(100 * ms)
 				k.want("a", "new")
 				time.Sleep(3900 * ms)
-				if got := fmt.Sprintf("%d Lists, Get of %v", len(k.callsSince(begin)), k.getCalls); got != test.want {
-					t.Errorf("got %s, want %s", got, test.want)
-				}
+				expect.Equal(t, fmt.Sprintf("%d Lists, Get of %v", len(k.callsSince(begin)), k.getCalls), test.want)
 				if strings.HasPrefix(test.want, "0") {
 					k.want("b", "other") // Get ends no allocation
 				}
@@ -426,9 +411,7 @@ func TestHistory(t *testing.T) {
 		at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
 		want := func(event string, want ...allocation.Record) {
 			t.Helper()
-			if got := k.published().Recent; !slices.Equal(got, want) {
-				t.Errorf("%s: got %v, want %v", event, got, want)
-			}
+			expect.EqualSlices(t, k.published().Recent, want, event)
 			time.Sleep(time.Second)
 		}
 		list := func(pods ...*api.PodResources) {
@@ -464,17 +447,11 @@ func TestHistory(t *testing.T) {
 			replicas = append(replicas, newPod(fmt.Sprint("pod-", i), fmt.Sprint("a::", i)))
 		}
 		list(replicas...)
-		if got := len(k.published().Recent); got != 12 {
-			t.Errorf("current owners: got %d, want 12", got)
-		}
+		expect.Equal(t, len(k.published().Recent), 12, "current owners")
 		list(replicas[:2]...)
-		if got := len(k.published().Recent); got != 8 {
-			t.Errorf("owners of a device: got %d, want 8", got)
-		}
+		expect.Equal(t, len(k.published().Recent), 8, "owners of a device")
 		time.Sleep(2*time.Hour + time.Second)
 		list()
-		if got := len(k.published().Recent); got != 0 {
-			t.Errorf("after the retention: got %d owners, want 0", got)
-		}
+		expect.Equal(t, len(k.published().Recent), 0, "after the retention owners")
 	})
 }

@@ -139,12 +139,6 @@ func (n *node) changeKubelet() {
 	}
 }
 
-func (n *node) restartPodgauge() {
-	n.stopRun()
-	n.newClient(own)
-	n.stopRun = n.run()
-}
-
 func (n *node) step() {
 	switch n.random.IntN(9) {
 	case 0, 1, 2:
@@ -155,7 +149,9 @@ func (n *node) step() {
 		n.changeKubelet()
 	case 7:
 		if n.random.IntN(4) == 0 {
-			n.restartPodgauge()
+			n.stopRun()
+			n.newClient(own)
+			n.stopRun = n.run()
 		}
 	case 8:
 		durations := []time.Duration{ms, 100 * ms, time.Second, 11 * time.Second, 70 * time.Second}

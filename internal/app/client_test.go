@@ -20,6 +20,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/helpers/docs"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
@@ -166,9 +167,7 @@ func TestSocket(t *testing.T) {
 		resp, err := socketClient(dir).Get("http://podgauge" + path)
 		require.NoError(t, err)
 		resp.Body.Close()
-		if resp.StatusCode != want {
-			t.Errorf("%s: got status %d, want %d", path, resp.StatusCode, want)
-		}
+		expect.Equal(t, resp.StatusCode, want, path)
 	}
 	for content, want := range map[string]string{
 		"":                                     "parse request: EOF",

@@ -2,16 +2,27 @@ package app_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/podgauge/podgauge/internal/app"
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/helpers/docs"
 	"github.com/podgauge/podgauge/test/helpers/require"
-	"github.com/spf13/pflag"
 )
 
 // TestWrongCommandLines checks that each invalid command line causes one line and exit status 2.
@@ -123,15 +134,11 @@ func TestTakenAddress(t *testing.T) {
 // TestFlagTable checks that docs/reference/flags.md lists all flags, and docs/reference/cli.md all commands.
 func TestFlagTable(t *testing.T) {
 	docs.CheckTables(t, *update, "../../docs/reference/flags.md", map[string]string{"flags": flagTable()})
-	docs.CheckTables(t, *update, "../../docs/reference/cli.md", map[string]string{"commands": commandTable()})
-}
-
-func commandTable() string {
 	table := "|command|purpose|\n|---|---|\n"
 	for _, c := range app.NewCommand(testPlatform{}).Commands() {
 		table += "|`podgauge " + strings.ReplaceAll(c.Use, "|", `\|`) + "`|" + c.Short + "|\n"
 	}
-	return table
+	docs.CheckTables(t, *update, "../../docs/reference/cli.md", map[string]string{"commands": table})
 }
 
 func flagTable() string {
@@ -147,4 +154,132 @@ func flagTable() string {
 		table.WriteString("|`--" + f.Name + "`|" + variables + "|" + byDefault + "|" + strings.ReplaceAll(usage, "<", "\\<") + "|\n")
 	})
 	return table.String()
+}
+
+// TestHelp checks that the help of each command starts with its purpose and an example, and lacks the daemon's flags.
+func TestHelp(t *testing.T) {
+	daemonFlags := app.NewCommand(testPlatform{}).Flags()
+	for _, c := range app.NewCommand(testPlatform{}).Commands() {
+		for _, args := range [][]string{{c.Name(), "--help"}, {"help", c.Name()}} {
+			out, errs, status := runCLI(t, args...)
+			if status != cli.ExitOK || errs != "" {
+				t.Errorf("%v: got status %d, %s", args, status, errs)
+			}
+			purpose, rest, _ := strings.Cut(out, "\n\nExamples:\n  ")
+			example, rest, _ := strings.Cut(rest, "\n\nUsage:\n  podgauge "+c.Name())
+			if purpose == "" || !strings.Contains(example, "podgauge "+c.Name()) || rest == "" {
+				t.Errorf("%v: got\n%s", args, out)
+			}
+			for line := range strings.Lines(rest) {
+				name, found := strings.CutPrefix(strings.TrimSpace(line), "--")
+				name, _, _ = strings.Cut(name, " ")
+				if found && name != "web.listen-address" && name != "state-dir" && daemonFlags.Lookup(name) != nil {
+					t.Errorf("%v has the daemon's --%s", args, name)
+				}
+			}
+		}
+	}
+	out, _, status := runCLI(t, "--help")
+	commands, flags := strings.Index(out, "\nCommands:\n"), strings.Index(out, "\nFlags:\n")
+	if status != cli.ExitOK || commands < 0 || flags < commands || !strings.Contains(out[flags:], "--kubelet-dir") || !strings.Contains(out[commands:flags], "incidents") {
+		t.Errorf("--help: got status %d\n%s", status, out)
+	}
+}
+
+// TestCompletion checks that the scripts are for podgauge, and complete commands, flags and formats.
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		script, errs, status := runCLI(t, "completion", shell)
+		if status != cli.ExitOK || errs != "" || !strings.Contains(script, "podgauge") {
+			t.Errorf("%s: got status %d, %s", shell, status, errs)
+		}
+		if bash, err := exec.LookPath("bash"); err == nil && shell == "bash" {
+			path := filepath.Join(t.TempDir(), "podgauge")
+			writeFile(t, path, script)
+			if out, err := exec.CommandContext(t.Context(), bash, "-c", ". "+path+" && complete -p podgauge").CombinedOutput(); err != nil {
+				t.Errorf("bash cannot load the script: %v: %s", err, out)
+			}
+		}
+	}
+	for _, c := range []struct{ args, want string }{
+		{"", "incidents status doctor validate version completion help"},
+		{"status --n", "--no-headers"},
+		{"doctor --kubelet-d", "--kubelet-dir"},
+		{"status -o ", "table wide json yaml"},
+		{"help s", "status"},
+	} {
+		args := strings.Split(c.args, " ")
+		out, _, status := runCLI(t, append([]string{cobra.ShellCompRequestCmd}, args...)...)
+		var names []string
+		for line := range strings.Lines(out) {
+			name, _, _ := strings.Cut(strings.TrimSpace(line), "\t")
+			names = append(names, name)
+		}
+		for want := range strings.FieldsSeq(c.want) {
+			if status != cli.ExitOK || !slices.Contains(names, want) {
+				t.Errorf("%q: got status %d, %q, want %s included", c.args, status, names, want)
+			}
+		}
+	}
+}
+
+// TestAPIPage checks that docs/reference/api.md has the actual responses as examples, and each field in its tables.
+func TestAPIPage(t *testing.T) {
+	const file = "../../docs/reference/api.md"
+	page, err := os.ReadFile(file)
+	require.NoError(t, err)
+	examples := regexp.MustCompile(`(?s)<!-- example (\S+) -->\n(.*?)<!-- /example -->`)
+	var paths []string
+	for _, example := range examples.FindAllSubmatch(page, -1) {
+		paths = append(paths, string(example[1]))
+	}
+	if len(paths) != 3 {
+		t.Fatalf("examples in %s: got %q", file, paths)
+	}
+	bodies := newScriptedNode().serve(t, paths...)
+	want := examples.ReplaceAllFunc(page, func(example []byte) []byte {
+		path := string(examples.FindSubmatch(example)[1])
+		var body bytes.Buffer
+		require.NoError(t, json.Indent(&body, []byte(bodies[path]), "", "  "))
+		return []byte("<!-- example " + path + " -->\n```json\n" + body.String() + "```\n<!-- /example -->")
+	})
+	if *update {
+		require.NoError(t, os.WriteFile(file, want, 0o644))
+	} else if !bytes.Equal(page, want) {
+		t.Errorf("the examples in docs/reference/api.md differ from the responses; run make golden")
+	}
+	tables := examples.ReplaceAllString(string(page), "")
+	for _, response := range []any{api.NodeResponse{}, api.DevicesResponse{}, api.AllocationsResponse{}, api.IncidentsResponse{}} {
+		for _, field := range jsonFields(reflect.TypeOf(response)) {
+			if !strings.Contains(tables, "`"+field+"`") {
+				t.Errorf("docs/reference/api.md lacks %s of %T", field, response)
+			}
+		}
+	}
+}
+
+// jsonFields returns the JSON names of a struct's fields, including nested structs.
+func jsonFields(typ reflect.Type) (names []string) {
+	switch typ.Kind() {
+	case reflect.Pointer, reflect.Slice:
+		return jsonFields(typ.Elem())
+	case reflect.Struct:
+		if typ == reflect.TypeFor[time.Time]() {
+			return nil
+		}
+		for f := range typ.Fields() {
+			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
+				names = append(names, name)
+			}
+			names = append(names, jsonFields(f.Type)...)
+		}
+	}
+	return names
+}
+
+// TestIncidentFamilies checks the metrics of the scripted node.
+func TestIncidentFamilies(t *testing.T) {
+	text := newScriptedNode().serve(t, "/metrics")["/metrics"]
+	lint(t, "incidents", text)
+	checkGolden(t, "incidents.prom", text)
 }

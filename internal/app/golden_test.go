@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"go.uber.org/goleak"
@@ -121,9 +122,7 @@ func (w *testApp) stableScrape() string {
 func lint(t *testing.T, state, text string) {
 	t.Helper()
 	problems, err := promlint.New(strings.NewReader(text)).Lint()
-	if err != nil {
-		t.Errorf("%s: %v", state, err)
-	}
+	expect.NoError(t, err, state)
 	for _, p := range problems {
 		// Podgauge cannot choose the names, units, types and labels of the Go collector and of dcgm-exporter.
 		if !strings.HasPrefix(p.Metric, "go_") && !strings.HasPrefix(strings.ToUpper(p.Metric), "DCGM_") {

@@ -19,6 +19,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/internal/state"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
@@ -96,9 +97,7 @@ func TestRetiredFile(t *testing.T) {
 	w.machine.Fail(device.ID(gpu), "xid 95")
 	w.checkScrape("retired", `nvidia_gpu_masked_fault_info{action="reset_gpu",container="",gpu="0"`, " 1")
 	_, body := w.getPath("/api/v1/devices")
-	if !strings.Contains(body, `"masked_fault":{"reason":"xid_95","action":"reset_gpu",`) {
-		t.Errorf("got %s", body)
-	}
+	expect.Contains(t, body, `"masked_fault":{"reason":"xid_95","action":"reset_gpu",`)
 	if out, errs, _ := runCLI(t, "status", "--url="+w.url); !strings.Contains(out, "retired: noisy fan (alice, 2026-11-20); fault behind: xid_95: reset_gpu") {
 		t.Errorf("got %s%s", out, errs)
 	}

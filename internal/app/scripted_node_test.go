@@ -53,7 +53,8 @@ type scriptedNode struct {
 }
 
 func (s *scriptedNode) sources() exporter.Sources {
-	return exporter.Sources{State: s.state(), Readers: s, Processes: s, ListAllocations: s.listAllocations}
+	list := func(context.Context) allocation.Snapshot { return s.allocations }
+	return exporter.Sources{State: s.state(), Readers: s, Processes: s, ListAllocations: list}
 }
 
 func (s *scriptedNode) state() *node.State {
@@ -67,8 +68,6 @@ func (s *scriptedNode) state() *node.State {
 	n.StateFile.Set(state.WriteStatus{Used: true, Err: s.incidents.Err})
 	return n
 }
-
-func (s *scriptedNode) listAllocations(context.Context) allocation.Snapshot { return s.allocations }
 
 func (s *scriptedNode) Stalled(device.GPU) bool { return false }
 func (s *scriptedNode) ReadOne(_ context.Context, gpu device.GPU) health.Reading {

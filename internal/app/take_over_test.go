@@ -2,12 +2,17 @@ package app_test
 
 import (
 	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/test/helpers/deviceplugin"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // otherPlugin starts a plugin with the GPUs of a machine as ids, as NVIDIA's has. After the start, end ends it.
@@ -73,4 +78,22 @@ func TestWaitEndsWithResource(t *testing.T) {
 	w.waitLine(`podgauge_plugin_waiting{resource="nvidia.com/gpu"}`, " 1")
 	writeFile(t, config, "version: v1\npodgauge: {select: {exclude: ["+string(machine.GPUs()[0])+"]}}\n")
 	program.WaitUntil(t, "/readyz no longer names the wait", func() bool { _, body := w.getPath("/readyz"); return body == "ok\n" })
+}
+
+// startOtherVendorPlugin registers another vendor's devices, each on a NUMA node, with a kubelet. The returned function
+// ends the plugin.
+func startOtherVendorPlugin(t *testing.T, k *kubelet.Kubelet, resource string, devices map[string]int64) (end func()) {
+	t.Helper()
+	var list []*pluginapi.Device
+	for id, node := range devices {
+		list = append(list, &pluginapi.Device{
+			ID: id, Health: pluginapi.Healthy, Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: node}}},
+		})
+	}
+	p := deviceplugin.Start(t, filepath.Dir(k.RegistrationSocket()), "foreign.sock", deviceplugin.Behavior{}, list...)
+	require.NoError(t, p.Register(t.Context(), resource))
+	program.WaitUntil(t, "the plugin's devices are listed", func() bool {
+		return len(k.State().Resources[resource].Devices) >= len(devices)
+	})
+	return p.Stop
 }

@@ -170,9 +170,7 @@ func startApp(t *testing.T, s testSetup, args ...string) (w *testApp, status cha
 }
 
 // reload sends the signal that makes podgauge read its config.
-func (w *testApp) reload() {
-	require.NoError(w.t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
-}
+func (w *testApp) reload() { require.NoError(w.t, syscall.Kill(os.Getpid(), syscall.SIGHUP)) }
 
 func (w *testApp) startKubelet() { w.stopKubelet = background.Run(w.t, w.kubelet.Run) }
 

@@ -7,17 +7,24 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/web/server"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
-	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc/test/bufconn"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // watchServer is the HTTP server of a scripted node, on connections with little room for unread bytes.
@@ -67,9 +74,8 @@ func TestShutdownEndsWatches(t *testing.T) {
 		require.NoError(t, err)
 		lines := bufio.NewReader(response.Body)
 		for range 40 { // 15 s apart
-			if _, err := lines.ReadString('\n'); err != nil {
-				t.Fatal(err)
-			}
+			_, err := lines.ReadString('\n')
+			require.NoError(t, err)
 		}
 		at := time.Now()
 		shutdown()
@@ -94,13 +100,56 @@ func TestStoppedWatch(t *testing.T) {
 			time.Sleep(time.Second)
 			s.node.Driver.Set(device.Driver{State: device.DriverFailing, Err: io.ErrShortWrite})
 		}
-		if got := (<-s.ended).Sub(started); got != 20*time.Second {
-			t.Errorf("the stream ended after %s", got)
-		}
+		expect.Equal(t, (<-s.ended).Sub(started), 20*time.Second, "the stream ended after")
 		if unread, err := io.ReadAll(conn); err != nil || len(unread) > 2<<10 { // of the connection
 			t.Errorf("got %d bytes: %v", len(unread), err)
 		}
 		shutdown()
 		require.NoError(t, <-s.served)
 	})
+}
+
+// Patterns of elements that differ between runs: times, and the lines of the last half hour.
+var (
+	timeElements = regexp.MustCompile(`<time [^>]*>[^<]*</time>`)
+	sparklines   = regexp.MustCompile(`(?s)<svg class="past" .*?</svg>`)
+)
+
+// getPage returns the status page without values that differ between runs.
+func (w *testApp) getPage() string {
+	w.t.Helper()
+	code, text := w.getPath("/")
+	if code != http.StatusOK {
+		w.t.Fatalf("/: got %d %s", code, text)
+	}
+	text = timeElements.ReplaceAllString(text, "<time></time>")
+	text = sparklines.ReplaceAllString(text, `<svg class="past"/>`)
+	if w.kubelet != nil {
+		text = strings.ReplaceAll(text, w.kubelet.Dir(), "/kubelet")
+	}
+	return text
+}
+
+// checkPage waits until the page equals the golden file of a state.
+func (w *testApp) checkPage(state string) {
+	w.t.Helper()
+	file := filepath.Join("testdata", state+".html")
+	poll := time.NewTicker(pollInterval)
+	defer poll.Stop()
+	if *update {
+		page := w.getPage()
+		for lastChange, end := time.Now(), time.Now().Add(waitTimeout); time.Since(lastChange) < 3*time.Second && time.Now().Before(end); <-poll.C {
+			if next := w.getPage(); next != page {
+				page, lastChange = next, time.Now()
+			}
+		}
+		require.NoError(w.t, os.WriteFile(file, []byte(page), 0o644))
+	}
+	got, want := w.getPage(), testfile.Read(w.t, file)
+	for end := time.Now().Add(waitTimeout); got != want && time.Now().Before(end); <-poll.C {
+		got = w.getPage()
+	}
+	if got != want {
+		w.t.Errorf("the page of %s differs from %s; if intended, run make golden:\n%s", state, file, diffLines(want, got))
+	}
 }

@@ -3,11 +3,11 @@ package atomicfile_test
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/atomicfile"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -27,13 +27,10 @@ func TestReplaceFailure(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "folder")
 	require.NoError(t, os.Mkdir(path, 0o755))
-	if err := atomicfile.Replace(path, nil); err == nil {
-		t.Error("got no error for the name of a folder")
-	}
+	expect.Error(t, atomicfile.Replace(path, nil), "", "for the name of a folder")
 	requireFiles(t, dir, "folder")
-	if err := atomicfile.Replace(filepath.Join(dir, "missing", "file"), nil); err == nil {
-		t.Error("got no error in a missing folder")
-	}
+	expect.Error(t, atomicfile.Replace(filepath.Join(dir, "missing", "file"), nil), "",
+		"in a missing folder")
 }
 
 func TestRemoveStaleTemps(t *testing.T) {
@@ -55,7 +52,6 @@ func requireFiles(t *testing.T, dir string, want ...string) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	if err != nil || !slices.Equal(names, want) {
-		t.Errorf("files: got %q, %v, want %q", names, err, want)
-	}
+	require.NoError(t, err)
+	expect.EqualSlices(t, names, want, "files")
 }

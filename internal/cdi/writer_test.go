@@ -14,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/cdi"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 const (
@@ -121,9 +122,7 @@ func TestFileRestored(t *testing.T) {
 				s.must(os.Remove(s.specPathOf("gpu")))
 				s.advance(retryInterval)
 			}
-			if got := s.readSpec("gpu"); got != valid {
-				t.Errorf("%s: spec: got %s, want %s", name, got, valid)
-			}
+			expect.Equal(t, s.readSpec("gpu"), valid, name, "spec")
 			s.wantDevices("GPU-0")
 		})
 	}

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -28,9 +30,7 @@ func TestWatch(t *testing.T) {
 	require.NoError(t, watchScreen(ctx, screen, time.Millisecond, render))
 	page := cursorHome + "page" + eraseLineRight + "\n" + eraseBelow
 	failed := cursorHome + "partial" + eraseLineRight + "\n502 \uFFFD[2J" + eraseLineRight + "\n" + eraseBelow
-	if got := screen.text.String(); got != clearScreen+page+failed+page {
-		t.Errorf("got %q", got)
-	}
+	expect.Equal(t, screen.text.String(), clearScreen+page+failed+page)
 }
 
 // screenRecorder is a terminal that is interrupted after a number of pages.
@@ -106,8 +106,55 @@ func TestTable(t *testing.T) {
 		{Output{NoHeaders: true}, rows, "n\uFFFD  1\n"},
 		{Output{NoHeaders: true}, nil, ""},
 	} {
-		if got := c.output.Table(lines, c.rows); got != c.want {
-			t.Errorf("%+v: got %q, want %q", c.output, got, c.want)
+		expect.Equal(t, c.output.Table(lines, c.rows), c.want, c.output)
+	}
+}
+
+func TestAgo(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	for d, want := range map[time.Duration]string{
+		-time.Hour: "now", 0: "now", 999 * time.Millisecond: "now", time.Second: "1 s ago", 59 * time.Second: "59 s ago", time.Minute: "1 min ago",
+		59*time.Minute + 59*time.Second: "59 min ago", time.Hour: "1 h ago", 47 * time.Hour: "47 h ago", 48 * time.Hour: "2 days ago", 9000 * time.Hour: "375 days ago",
+	} {
+		expect.Equal(t, Ago(now, now.Add(-d)), want, d)
+	}
+	expect.Equal(t, Ago(now, time.Time{}), "-", "never")
+}
+
+func TestIncidentQuery(t *testing.T) {
+	for args, want := range map[string]string{
+		"": "", "-d 1 -n serving --pod=llm-0 --since 24h --limit=1": "device=1&limit=1&namespace=serving&pod=llm-0&since=24h",
+		"--limit=0": `--limit "0": expected a number from 1 to 1000`, "--pod=": `--pod "": expected a value`, "--since=x": `--since "x": expected a time (2006-01-02T15:04:05Z) or a duration (90m, 24h)`,
+	} {
+		f := pflag.NewFlagSet("", pflag.ContinueOnError)
+		filters := AddIncidentFilters(f)
+		require.NoError(t, f.Parse(strings.Fields(args)))
+		query, err := IncidentQuery(f, filters)
+		got := query.Encode()
+		if err != nil {
+			got = err.Error()
+		}
+		expect.Equal(t, got, want, args)
+	}
+}
+
+func TestExit(t *testing.T) {
+	usage := errors.New("a\nb")
+	for _, c := range []struct {
+		err    error
+		status int
+		line   string
+	}{
+		{nil, ExitOK, ""},
+		{usage, ExitUsage, "podgauge: a\uFFFDb\n"},
+		{Failed(usage), ExitError, "podgauge: a\uFFFDb\n"},
+		{fmt.Errorf("c: %w", Failed(usage)), ExitError, "podgauge: c: a\uFFFDb\n"},
+		{ErrReported, ExitError, ""},
+		{Failed(nil), ExitOK, ""},
+	} {
+		var line strings.Builder
+		if status := Exit(&line, "podgauge", c.err); status != c.status || line.String() != c.line {
+			t.Errorf("%v: got %d %q", c.err, status, line.String())
 		}
 	}
 }

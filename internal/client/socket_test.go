@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -25,9 +26,7 @@ func TestFlagValue(t *testing.T) {
 		{[]string{"state-dir=/a"}, ""},
 		{[]string{"--state-dirs=/a"}, ""},
 	} {
-		if got := flagValue(c.args, "state-dir"); got != c.want {
-			t.Errorf("%q: got %q, want %q", c.args, got, c.want)
-		}
+		expect.Equal(t, flagValue(c.args, "state-dir"), c.want, c.args)
 	}
 }
 

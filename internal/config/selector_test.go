@@ -2,11 +2,11 @@ package config
 
 import (
 	"fmt"
-	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 const (
@@ -82,9 +82,7 @@ func TestDeviceFilter(t *testing.T) {
 		"T4":          {{Exclude: list{"model:*A100*"}}},
 	} {
 		for _, f := range filters {
-			if got := selectedBy(f.Allows); got != want {
-				t.Errorf("%+v: got %s, want %s", f, got, want)
-			}
+			expect.Equal(t, selectedBy(f.Allows), want, f)
 		}
 	}
 }
@@ -187,12 +185,8 @@ func TestDeviceSharings(t *testing.T) {
 		{Name: GPUResource, Rename: "nvidia.com/gpu.shared", Devices: listed("0"), Replicas: 2},
 	}}
 	want := []DeviceSharing{{Resource: "nvidia.com/gpu.shared", Replicas: 2}, {}, {}}
-	if got := renamed.DeviceSharings(GPUResource, devices); !reflect.DeepEqual(got, want) {
-		t.Errorf("renamed: got %v, want %v", got, want)
-	}
+	expect.DeepEqual(t, renamed.DeviceSharings(GPUResource, devices), want, "renamed")
 	for _, s := range []SharingConfig{{TimeSlicing: renamed}, {MPS: renamed}} {
-		if !reflect.DeepEqual(s.Active(), renamed) {
-			t.Errorf("%+v: got %+v", s, s.Active())
-		}
+		expect.DeepEqual(t, s.Active(), renamed, s)
 	}
 }

@@ -2,14 +2,21 @@ package config
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+	"go.uber.org/goleak"
+
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/response"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
-	"github.com/spf13/pflag"
 )
 
 func testSettings() []setting { return settingsOf(new(Settings), new(FileLocation)) }
@@ -124,16 +131,13 @@ func TestSpellings(t *testing.T) {
 	want.DeviceListStrategy = []response.DeviceListStrategy{"envvar", "cdi-cri", "volume-mounts"}
 	want.CDIDisabledHooks = []string{"disable-device-node-modification", "update-ldcache"}
 	want.PassDeviceSpecs, want.DevRoot, want.GDS, want.KubeletSocket = true, "/x", true, ""
-	if err != nil || !reflect.DeepEqual(l.Settings, want) {
-		t.Errorf("got %+v, error %v", l.Settings, err)
-	}
+	require.NoError(t, err)
+	expect.DeepEqual(t, l.Settings, want)
 	wantOrigins := map[string]string{
 		"pass-device-specs": "--pass-device-specs", "dev-root": "--dev-root", "device-list-strategy": "--device-list-strategy",
 		"gds-enabled": "GDS_ENABLED", "cdi-disable-hooks": "CDI_DISABLE_HOOKS", "kubelet-socket": "KUBELET_SOCKET",
 	}
-	if !reflect.DeepEqual(l.Origins, wantOrigins) {
-		t.Errorf("got origins %v, want %v", l.Origins, wantOrigins)
-	}
+	expect.DeepEqual(t, l.Origins, wantOrigins)
 }
 
 // TestInvalidValues checks the errors of invalid flags and variables.
@@ -151,9 +155,7 @@ func TestInvalidValues(t *testing.T) {
 		NewBuilder(nil).AddFlags(f)
 		name, value, _ := strings.Cut(flag, "=")
 		want = fmt.Sprintf("invalid argument %q for \"--%s\" flag: %s", value, name, want)
-		if err := f.Parse([]string{"--" + flag}); fmt.Sprint(err) != want {
-			t.Errorf("%s: got %v, want %s", flag, err, want)
-		}
+		expect.Equal(t, fmt.Sprint(f.Parse([]string{"--" + flag})), want, flag)
 	}
 	for variable, want := range map[string]string{
 		"MIG_STRATEGY":         `"x y": expected none, single or mixed`,
@@ -214,4 +216,58 @@ func TestPolicies(t *testing.T) {
 			t.Errorf("%+v: got %v", c, got)
 		}
 	}
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// newTestBuilder returns a Builder with these flags and variables.
+func newTestBuilder(t testing.TB, env map[string]string, args ...string) *Builder {
+	t.Helper()
+	b := NewBuilder(func(name string) (string, bool) { v, ok := env[name]; return v, ok })
+	f := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
+	b.AddFlags(f)
+	require.NoError(t, f.Parse(args))
+	return b
+}
+
+// writeFiles creates a folder of files. Names and texts alternate.
+func writeFiles(t testing.TB, files ...string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for i := 0; i < len(files); i += 2 {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, files[i]), []byte(files[i+1]), 0o644))
+	}
+	return dir
+}
+
+// loadFile loads a file without flags and variables. The error, or "accepted", lacks the folder.
+func loadFile(t testing.TB, text string) (l Loaded, errText string) {
+	t.Helper()
+	dir := writeFiles(t, "config.yaml", text)
+	l, err := newTestBuilder(t, nil).LoadFrom(FileLocation{File: filepath.Join(dir, "config.yaml")})
+	if err == nil {
+		return l, "accepted"
+	}
+	return l, strings.ReplaceAll(err.Error(), dir+"/", "")
+}
+
+func mustLoad(t testing.TB, text string) Loaded {
+	t.Helper()
+	l, errText := loadFile(t, text)
+	if errText != "accepted" {
+		t.Fatal(errText)
+	}
+	return l
+}
+
+// describe returns the notices, unknown keys and settings of a file, a line each, without its folder.
+func describe(l Loaded) string {
+	lines := slices.Clone(l.Notices)
+	for _, key := range l.UnknownKeys {
+		lines = append(lines, key.String())
+	}
+	for _, s := range l.Summary() {
+		lines = append(lines, fmt.Sprintf("%s: %s (%s)", s.Name, s.Value, s.Origin))
+	}
+	return regexp.MustCompile(`[^ (\n]*/([\w.-]+:\d)`).ReplaceAllString(strings.Join(lines, "\n"), "$1")
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -120,9 +121,7 @@ func TestWatchFollowsAConfigMap(t *testing.T) {
 			}
 			w.polls(3)
 			w.check(step.text, step.mig, step.logged...)
-			if n := w.UnknownKeys(); n != step.unknownKeys {
-				t.Errorf("%s: got %d unknown keys, want %d", step.text, n, step.unknownKeys)
-			}
+			expect.Equal(t, w.UnknownKeys(), step.unknownKeys, step.text, "unknown keys")
 			if changed == nil {
 				_, changed = w.settings.Get()
 			}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 func TestIdentities(t *testing.T) {
@@ -12,9 +13,7 @@ func TestIdentities(t *testing.T) {
 	for advertised, want := range map[device.AdvertisedID]device.ID{
 		id.Advertised(): id, "GPU-5eed::0": id, "GPU-5eed::12": id, "MIG-1/2/3": "MIG-1/2/3", "": "", "::3": "",
 	} {
-		if got := advertised.Device(); got != want {
-			t.Errorf("device of %q: got %q, want %q", advertised, got, want)
-		}
+		expect.Equal(t, advertised.Device(), want, "device of", advertised)
 	}
 	if d := (device.Device{ID: id, GPU: "GPU-5eed"}); !d.WholeGPU() {
 		t.Error("whole GPU reported as MIG device")
@@ -34,9 +33,7 @@ func TestDeviceCompare(t *testing.T) {
 	}
 	for i, a := range want {
 		for j, b := range want {
-			if got := a.Compare(b); got != cmp.Compare(i, j) {
-				t.Errorf("%s compared with %s: got %d, want %d", a.ID, b.ID, got, cmp.Compare(i, j))
-			}
+			expect.Equal(t, a.Compare(b), cmp.Compare(i, j), a.ID, "compared with", b.ID)
 		}
 	}
 }

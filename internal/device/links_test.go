@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 func TestPathNames(t *testing.T) {
@@ -12,8 +13,6 @@ func TestPathNames(t *testing.T) {
 		device.PathMultipleSwitches: "multiple_switches", device.PathHostBridge: "host_bridge",
 		device.PathNUMANode: "numa_node", device.PathSystem: "system", device.PathSystem + 1: "unknown", 255: "unknown",
 	} {
-		if got := path.String(); got != want {
-			t.Errorf("name of path %d: got %q, want %q", uint8(path), got, want)
-		}
+		expect.Equal(t, path.String(), want, "name of path", uint8(path))
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin/response"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"go.uber.org/goleak"
 )
@@ -194,9 +195,7 @@ func TestHealthyNode(t *testing.T) {
 			t.Errorf("got %+v, want status ok", f)
 		}
 	}
-	if after := listPaths(t, s.dir); !slices.Equal(after, before) {
-		t.Errorf("files: got %q, want %q", after, before)
-	}
+	expect.EqualSlices(t, listPaths(t, s.dir), before, "files")
 	if state := s.kubelet.State(); len(state.Registrations) != 0 || state.Calls["List"] != 1 {
 		t.Errorf("calls of the kubelet: got registrations %+v and calls %v, want one List", state.Registrations, state.Calls)
 	}
@@ -407,8 +406,6 @@ func TestHostFiles(t *testing.T) {
 	}
 	message := s.finding("device nodes").Message
 	for _, want := range []string{"dev/nvidiactl is not a device node", "dev/nvidia-uvm: no such file"} {
-		if !strings.Contains(message, want) {
-			t.Errorf("device nodes: got %s, want %s", message, want)
-		}
+		expect.Contains(t, message, want, "device nodes")
 	}
 }

@@ -59,10 +59,8 @@ func TestDriverFault(t *testing.T) {
 		{"listings only", "ok ok", "unknown", 0, "- -"},
 	} {
 		for _, early := range []bool{false, true} { // from the first check
-			t.Run(fmt.Sprintf("%s, early %v", row.name, early), func(t *testing.T) {
-				bubble.Test(t, func(t *testing.T) {
-					testDriverFault(t, strings.Fields(row.checks), row.lists, row.slow, row.want, early)
-				})
+			bubble.Run(t, fmt.Sprintf("%s, early %v", row.name, early), func(t *testing.T) {
+				testDriverFault(t, strings.Fields(row.checks), row.lists, row.slow, row.want, early)
 			})
 		}
 	}
@@ -122,55 +120,30 @@ func TestFaultAfterDriverFault(t *testing.T) {
 		{"all fail with an error of the driver, then one of eight stays", 8, 1, "driver-fault", 0},
 		{"all fail, then two of eight stay", 8, 2, "unknown", 0},
 	} {
-		t.Run(row.name, func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				s := newScenarioRun(t, row.gpus)
-				defer func() { s.end() }()
-				s.backend.checkTime = row.slow
-				s.script("start; 10s")
-				healthy, drivers := repeat("-", row.gpus), strings.Join(repeat("driver", row.gpus), " ")
-				broken := append(repeat("check_failed", row.broken), healthy[row.broken:]...)
-				for _, pause := range []string{"30s", "30300ms"} {
-					s.setChecks(repeat(row.err, row.gpus))
-					s.script(pause + ": " + drivers)
-					s.setChecks(append(repeat(row.err, row.broken), repeat("ok", row.gpus-row.broken)...))
-					s.script("15s: " + strings.Join(broken, " ") + "; driver up")
-					if events := s.recorder.takeEvents(); len(events) != row.broken {
-						t.Errorf("got events %+v, want %d", events, row.broken)
-					}
-					s.setChecks(repeat("ok", row.gpus))
-					s.script("1m: " + strings.Join(healthy, " "))
+		bubble.Run(t, row.name, func(t *testing.T) {
+			s := newScenarioRun(t, row.gpus)
+			defer func() { s.end() }()
+			s.backend.checkTime = row.slow
+			s.script("start; 10s")
+			healthy, drivers := repeat("-", row.gpus), strings.Join(repeat("driver", row.gpus), " ")
+			broken := append(repeat("check_failed", row.broken), healthy[row.broken:]...)
+			for _, pause := range []string{"30s", "30300ms"} {
+				s.setChecks(repeat(row.err, row.gpus))
+				s.script(pause + ": " + drivers)
+				s.setChecks(append(repeat(row.err, row.broken), repeat("ok", row.gpus-row.broken)...))
+				s.script("15s: " + strings.Join(broken, " ") + "; driver up")
+				if events := s.recorder.takeEvents(); len(events) != row.broken {
+					t.Errorf("got events %+v, want %d", events, row.broken)
 				}
-			})
+				s.setChecks(repeat("ok", row.gpus))
+				s.script("1m: " + strings.Join(healthy, " "))
+			}
 		})
 	}
 }
 
 func TestDriverFaultBesideOtherFaults(t *testing.T) {
-	runScenarios(t, []scenario{
-		// Earlier causes remain, and an Xid is a fault of its GPU.
-		{"of unhealthy GPUs", 4, `1s; fail d0 xid 95; fail d1 xid 95; 20s; reset d1; 1500ms
-			health unhealthy recovering healthy healthy
-			check all unknown; 10s: xid_95 xid_95 driver driver
-			fail d3 xid 48; 10s: xid_95 xid_95 driver xid_48; events xid_95!:g0 xid_95!:g1 xid_48!:g3
-			check all ok; 10s: xid_95 - - xid_48`},
-		{"different codes after a failed listing", 2, `10s; lists unknown; check d0 unknown; check d1 timeout; 9s: driver driver
-			lists ok; 1m: check_failed check_failed`},
-		// The code changes during the fault, in one check after another.
-		{"with another code, the only GPU", 1, `10s; check d0 driver-fault; 9s: driver; check d0 unknown; 15s: driver; flaps 0`},
-		{"with another code", 2, `10s; check all unknown; 9s: driver driver; check d0 timeout; 5s: driver driver
-			check d1 timeout; 5s: driver driver; events; check all ok; 10s: - -; flaps 0 0; driver up`},
-		// The hang is evidence for neither verdict.
-		{"with a hang", 3, `1s; hang d0; check d1 unknown; check d2 unknown; 15s: - driver driver
-			1m: not_responding driver driver; respond`},
-		// Once listings work again, the calls are the state.
-		{"listings hang", 2, `20s; driver up; check all unknown; 19s; driver failing
-			slow 6s; until not responding; slow 0s; 1m; driver failing; log 3 driver unusable
-			1h; driver failing; log 3 driver unusable; check all ok; 15s; driver up`},
-		{"listings find no driver", 2, `20s; check all unknown; 19s; driver failing
-			lists no-driver; until absent; lists ok; 1m; driver failing; log 3 driver unusable
-			1h; driver failing; log 3 driver unusable; check all ok; 15s; driver up`},
-	})
+	runScenarioFile(t, "driver_fault_beside_other_faults")
 }
 
 // TestRestartForDriver lets the driver fail for long. Run ends, with growing

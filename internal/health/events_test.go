@@ -10,6 +10,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 // TestTwoSources checks that an event counts once, whether driver or kernel log
@@ -38,14 +39,12 @@ func TestTwoSources(t *testing.T) {
 			"1s; " + script + "; 2s: - -; xids - " + row.count + "; events " + strings.Join(row.events, " "),
 		}})
 	}
-	t.Run("a storm", func(t *testing.T) {
-		bubble.Test(t, func(t *testing.T) {
-			storm := slices.Repeat([]string{"kernel d1 31", "fail d1 xid 31", "fail d1 xid 31"}, 1000)
-			rand.New(rand.NewPCG(1, 1)).Shuffle(len(storm), func(i, j int) { storm[i], storm[j] = storm[j], storm[i] })
-			s := newScenarioRun(t, 2)
-			defer func() { s.end() }()
-			s.script("start; 1s; fail d1 xid 31; " + strings.Join(storm, "; ") + "; 2s; xids - 31:2001")
-		})
+	bubble.Run(t, "a storm", func(t *testing.T) {
+		storm := slices.Repeat([]string{"kernel d1 31", "fail d1 xid 31", "fail d1 xid 31"}, 1000)
+		rand.New(rand.NewPCG(1, 1)).Shuffle(len(storm), func(i, j int) { storm[i], storm[j] = storm[j], storm[i] })
+		s := newScenarioRun(t, 2)
+		defer func() { s.end() }()
+		s.script("start; 1s; fail d1 xid 31; " + strings.Join(storm, "; ") + "; 2s; xids - 31:2001")
 	})
 }
 
@@ -76,35 +75,16 @@ func TestSeverity(t *testing.T) {
 	}
 }
 
-func TestKernelLog(t *testing.T) {
-	runScenarios(t, []scenario{
-		{"without reports by the driver", 1, `kernel d0 13; 2s; xids 13:1; kernel d0 95; 1s: xid_95; reset d0; 4s: -
-			kernel GPU-unknown 95; 2s: -`},
-		// A historical Xid is checked and passed on, and not counted: an alert
-		// would take it for a new one.
-		{"before the start", 1, `1s; kernel d0 95 historical; 1s: -; health suspect; xids -; events xid_95?@kmsg:g0
-			stop; records -+historical; start; 1s: -; xids -; fail d0 xid 95; 1s: xid_95; xids 95:1; severe 3s
-			kernel d0 95 historical; 1s; xids 95:1; severe 3s`},
-		// A report of a MIG device is no duplicate of the report of another one.
-		{"MIG devices", 1, `partition g0 1g.10gb 1g.10gb; start; 1s; fail d1 xid 999; 1s: - - xid_999
-			kernel g0 999; 1s: - - xid_999; kernel d0 999; 1s: - xid_999 xid_999
-			events xid_999!:d1 xid_999!@kmsg:d0`},
-		{"at the end", 2, `1s; kernel d0 95; 100ms; stop; records xid_95 -; events xid_95!@kmsg:g0`},
-	})
-}
+func TestKernelLog(t *testing.T) { runScenarioFile(t, "kernel_log") }
 
 // TestEventsAreBounded checks that the kinds of events are bounded, and their
 // count is not. An event beyond the limit marks a device unhealthy.
 func TestEventsAreBounded(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		s := newScenarioRun(t, 1)
-		defer func() { s.end() }()
+	inScenario(t, 1, func(t *testing.T, s *scenarioRun) {
 		s.script("start; 1s")
 		report := func(xid uint64, count int) {
 			e := device.Event{GPU: s.GPUs()[0], Xid: xid, Source: "kmsg"}
-			if err := s.monitor.Report(t.Context(), e, count, time.Now()); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, s.monitor.Report(t.Context(), e, count, time.Now()))
 		}
 		report(31, 80_000)
 		s.script("2s; xids 31:80000")

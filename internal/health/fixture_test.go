@@ -12,10 +12,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 // monitorFixture is a running Monitor of a simulated machine.
@@ -127,9 +130,7 @@ func newMachine(n int) *sim.Machine {
 
 func requireReasons(t *testing.T, when string, statuses []device.Status, reason ...string) {
 	t.Helper()
-	if got := reasons(statuses); !slices.Equal(got, reason) {
-		t.Errorf("reasons %s: got %q, want %q", when, got, reason)
-	}
+	expect.EqualSlices(t, reasons(statuses), reason, "reasons", when)
 }
 
 // monitorRecorder records the events and the saved history of a Monitor.
@@ -296,3 +297,5 @@ func (b *scriptedBackend) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	}
 	return v, err
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

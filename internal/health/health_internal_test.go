@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
@@ -66,9 +67,7 @@ func TestHealthTable(t *testing.T) {
 		return s
 	}
 	rows := healthTable(t)
-	if len(rows) != len(events) {
-		t.Errorf("rows of the table: got %d, want %d", len(rows), len(events))
-	}
+	expect.Equal(t, len(rows), len(events), "rows of the table")
 	for _, row := range rows {
 		var start healthState
 		if row[0] == "third within the recovery period" {

@@ -10,35 +10,11 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 // TestHistory runs several processes, each with the history of the one before.
-func TestHistory(t *testing.T) {
-	runScenarios(t, []scenario{
-		// Healthy GPUs have records, and an unchanged history is saved once.
-		{"healthy GPUs", 2, `20m; saves 1 0; check d0 unknown; suspect; stop; saves 2 0; records - -`},
-		{"a GPU and a MIG device", 2, `partition g0 1g.10gb 1g.10gb; start; 1s; fail d1 xid 999; fail d1 xid 31; 500ms
-			saves 3 1
-			records - mig:xid_999 -; restart; 1m: - - xid_999 -; xids 31:0,999:0 31:0,999:0 31:0,999:0 -
-			reset d1; 1m; records - mig:-+failed1 -`},
-		{"counts start at zero", 1, `1s; fail d0 xid 95; 1s: xid_95; flaps 1; xids 95:1; severe 1s
-			restart; 1s: xid_95; flaps 0; xids 95:0; severe 1s; fail d0 xid 95; 1s; flaps 0; xids 95:1; severe 3s`},
-		// A reboot ends no fault that comes after it in the same process.
-		{"a reboot counts once", 2, `booted; start; 1s; fail d0 xid 95; 1s; hide d0; 15m: -
-			check d0 lost; show; 15s; check d0 ok; 1m: xid_95 -`},
-		{"the fault of an absent GPU", 2, `1s; fail d0 xid 95; 1s; hide d0; 15m: -; records xid_95 -; show; 1m: xid_95 -
-			hide d0; 15m; restart; 1m: -; fail d1 lost; 10s; records xid_95 lost; show; 1m: xid_95 lost`},
-		{"a pending repair", 1, `start; 1s; fail d0 xid 64; 1s; reset d0; repair d0; 1m; stop; check d0 unknown; start
-			3s; check d0 ok; repair d0; 1m: xid_64; reset d0; 1m: -`},
-		{"a pending repair, and a reboot", 1, `start; 1s; fail d0 xid 64; 1s; reset d0; repair d0; 1m; stop
-			check d0 unknown; booted; start; 3s; check d0 ok; repair d0; 1m; health unhealthy; reset d0; 1m: -`},
-		{"a reset of an absent MIG device", 1, `partition g0 1g.10gb 1g.10gb; start; 1m; fail d1 xid 999; 1s; hide d1
-			1m: - -
-			reset g0; 20m; show; 1m: - - -`},
-		{"a reset of an absent MIG device in the next process", 1, `partition g0 1g.10gb 1g.10gb; start
-			1m; fail d1 xid 999; 1s; hide d1; 1m: - -; restart; 1s; reset g0; 20m; show; 1m: - - -`},
-	})
-}
+func TestHistory(t *testing.T) { runScenarioFile(t, "history") }
 
 // TestGPULostBeforeStart checks that a GPU of the previous process that the
 // listing lacks is published as gone.
@@ -56,23 +32,7 @@ func TestGPULostBeforeStart(t *testing.T) {
 }
 
 // TestMissing checks which GPUs are missing while they are gone, and in later processes.
-func TestMissing(t *testing.T) {
-	runScenarios(t, []scenario{
-		{"a GPU is removed", 3, `1m; missing; remove d1; 11s; missing g1; 20m: - -; missing g1
-			stop; unload; start; 1m; missing g0 g1 g2; stop; load; start; 1m; missing g1
-			stop; age 24h; start; 1m; missing`},
-		// A GPU that is gone can be forgotten, unless a container has it.
-		{"forgotten", 2, `1s; forget d1 lists the GPU; remove d1; allocate d1; 1m; forget d1 is allocated; free
-			forget d1
-			0s: -; missing; records -; forget d1 unknown device`},
-		{"forgotten with MIG devices", 2, `partition g1 1g.10gb 1g.10gb; start; 1s; retire d2 fan; remove g1
-			allocate d2
-			20m; forget g1 is allocated; restart; 20m; forget g1 is allocated; free; forget g1; records -`},
-		// A gone GPU is kept while an expected GPU is missing.
-		{"expected GPUs", 3, `expect 3; start; 1s; remove d1; 15m: - lost -; reboot; 15m: - gone -; reboot; 15m: - gone -
-			restart; 1m; add; 15m: - - -; remove d0; 15m: lost - -; restart; 1m: lost - -; expect 2; 15m: - -`},
-	})
-}
+func TestMissing(t *testing.T) { runScenarioFile(t, "missing") }
 
 // findRecord returns the record of a GPU, or of a MIG device of the GPU.
 func findRecord(h health.History, gpu device.GPU, id device.ID) health.Record {
@@ -86,9 +46,7 @@ func findRecord(h health.History, gpu device.GPU, id device.ID) health.Record {
 // TestEnergyCounterIsSaved checks that the record of a pending reset has a
 // recent energy counter.
 func TestEnergyCounterIsSaved(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		s := newScenarioRun(t, 1)
-		defer func() { s.end() }()
+	inScenario(t, 1, func(t *testing.T, s *scenarioRun) {
 		s.script("start; 1s; fail d0 xid 95; 500ms")
 		before := findRecord(s.recorder.savedHistory(), s.GPUs()[0], "").EnergyCounter
 		s.script("61s")
@@ -110,18 +68,16 @@ func TestHistoryOfOtherClock(t *testing.T) {
 		{"a month behind", -31 * 24 * time.Hour, "0s: lost -; since 744h0m0s; 5s: - -; records - - xid_95"},
 		{"ahead", 1000 * time.Hour, "0s: lost -; since 0s; 5s: - -; records - - xid_95"},
 	} {
-		t.Run(row.name, func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				s := newScenarioRun(t, 2)
-				defer func() { s.end() }()
-				at := time.Now().Add(row.ahead)
-				s.previous.Records = []health.Record{
-					{GPU: s.GPUs()[0], Cause: health.Cause{Reason: "lost", Since: at, FaultAt: at}},
-					{GPU: s.GPUs()[1], UnhealthyTimes: slices.Repeat([]time.Time{at}, 9)},
-					{GPU: "GPU-absent", Cause: health.Cause{Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at}},
-				}
-				s.script("start; 1ms; " + row.records)
-			})
+		bubble.Run(t, row.name, func(t *testing.T) {
+			s := newScenarioRun(t, 2)
+			defer func() { s.end() }()
+			at := time.Now().Add(row.ahead)
+			s.previous.Records = []health.Record{
+				{GPU: s.GPUs()[0], Cause: health.Cause{Reason: "lost", Since: at, FaultAt: at}},
+				{GPU: s.GPUs()[1], UnhealthyTimes: slices.Repeat([]time.Time{at}, 9)},
+				{GPU: "GPU-absent", Cause: health.Cause{Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at}},
+			}
+			s.script("start; 1ms; " + row.records)
 		})
 	}
 }
@@ -129,9 +85,7 @@ func TestHistoryOfOtherClock(t *testing.T) {
 // TestLostHistoryWithOldRecords checks that a healthy record, which may be out
 // of date, is checked, and that a recorded fault is kept.
 func TestLostHistoryWithOldRecords(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		s := newScenarioRun(t, 2)
-		defer func() { s.end() }()
+	inScenario(t, 2, func(t *testing.T, s *scenarioRun) {
 		cause := health.Cause{Reason: "xid_95", NeedsReset: true, Since: time.Now(), FaultAt: time.Now()}
 		s.previous = health.History{
 			Lost: true, Records: []health.Record{{GPU: s.GPUs()[0]}, {GPU: s.GPUs()[1], Cause: cause}},
@@ -142,9 +96,7 @@ func TestLostHistoryWithOldRecords(t *testing.T) {
 
 // TestManyRecords checks that absent retired devices are deleted last.
 func TestManyRecords(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		s := newScenarioRun(t, 2)
-		defer func() { s.end() }()
+	inScenario(t, 2, func(t *testing.T, s *scenarioRun) {
 		for i := range 300 {
 			s.previous.Records = append(s.previous.Records, health.Record{
 				GPU: device.GPU(fmt.Sprintf("GPU-absent-%03d", i)), LastSeen: time.Now().Add(time.Hour),
@@ -194,9 +146,7 @@ func FuzzHistory(f *testing.F) {
 			if len(statuses) < 2 || len(ids) != len(statuses) {
 				t.Errorf("got %d devices with %d ids, want at least two with unique ids", len(statuses), len(ids))
 			}
-			if err := p.stop(); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, p.stop())
 			if err := p.saved.Validate(); err != nil {
 				t.Errorf("saved history: %v: %+v", err, p.saved)
 			}

@@ -1,6 +1,7 @@
 package health_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -9,42 +10,11 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
-// deviceIDs returns the ids of statuses, in order.
-func deviceIDs(statuses []device.Status) []device.ID {
-	list := []device.ID{}
-	for _, s := range statuses {
-		list = append(list, s.ID)
-	}
-	return list
-}
-
-func TestMIGLayouts(t *testing.T) {
-	runScenarios(t, []scenario{
-		{"by the driver's event, before the next listing", 2, `1s; partition g0 1g.10gb 2g.20gb; 1ms: - - - -
-			profile - 1g.10gb 2g.20gb -; unpartition g0; 1ms: - gone gone -; 1m: - -`},
-		// The running listing misses the change, and another one follows.
-		{"during a listing", 1, `slow 1s; start; 11500ms; partition g0 1g.10gb; 600ms: -; 1s: - -`},
-		// A MIG device that is gone stays for ten seconds, and while it is
-		// allocated.
-		{"gone MIG devices", 1, `partition g0 1g.10gb 1g.10gb 1g.10gb; start; 1s; allocate d1
-			partition g0 - - 1g.10gb; 1ms: - gone gone -; 9s: - gone gone -; 2s: - gone -; gone - gone -
-			20m: - gone -; fail g0 xid 79; 1s: xid_79 xid_79 xid_79; gone - gone -; free; 1s: xid_79 xid_79; gone - -`},
-		// A GPU that is gone stays longer: it may have fallen off the bus.
-		{"gone GPUs", 2, `partition g0 1g.10gb; start; 1s; remove g0; 10s: lost lost -; 10s: lost -; 9m: lost -; 1m: -
-			remove g1; 11m:; reset g1; 15s: -`},
-		// One warning, for any number of MIG devices.
-		{"a GPU that is not listed", 2, `partition g1 1g.10gb 1g.10gb 1g.10gb; start; 11s; remove g1; 1m
-			log 1 WARN GPU lost: no longer listed by the driver; log 0 MIG device gone`},
-		{"a GPU that falls off the bus", 2, `partition g1 1g.10gb 1g.10gb 1g.10gb; start; 11s; fail g1 lost; 1m
-			log 1 WARN GPU lost: fallen off the bus; log 0 MIG device gone`},
-		{"a GPU that is not listed after an Xid", 2, `partition g1 1g.10gb 1g.10gb; start; 11s; fail g1 xid 79; 1s
-			remove g1
-			1m; log 1 WARN GPU lost: no longer listed by the driver; log 0 MIG device gone`},
-	})
-}
+func TestMIGLayouts(t *testing.T) { runScenarioFile(t, "mig_layouts") }
 
 // FuzzAffectedDevices compares faults, resets and MIG layouts in any order with
 // a model: a GPU's fault affects all its MIG devices, and a MIG device's fault
@@ -137,7 +107,7 @@ func (e expectedReasons) compare(t *testing.T, when string, m *sim.Machine, stat
 	t.Helper()
 	devices, err := m.Devices(t.Context())
 	if err != nil || len(devices) != len(statuses) {
-		t.Fatalf("%s: got devices %v, want %d, error %v", when, deviceIDs(statuses), len(devices), err)
+		t.Fatalf("%s: got devices %+v, want %d, error %v", when, statuses, len(devices), err)
 	}
 	for i, d := range devices {
 		reason := e.gpus[d.GPU]
@@ -148,4 +118,55 @@ func (e expectedReasons) compare(t *testing.T, when string, m *sim.Machine, stat
 			t.Fatalf("%s: got %s %q, want %s %q", when, s.ID, s.Reason, d.ID, reason)
 		}
 	}
+}
+
+// TestLinks checks that links are read once for each set of GPUs, and again
+// while some are missing.
+func TestLinks(t *testing.T) {
+	runScenarios(t, []scenario{
+		{"of each set of GPUs", 2, `1s; links 2 1; partition g0 1g.10gb; 20m; links 2 1
+			add; 11s; links 6 2; remove g1; 11s; links 2 3`},
+		{"of a lost GPU", 3, `fail d0 lost; start; 30s; links 4 1; reset d0; 31s; links 6 2`},
+	})
+	bubble.Test(t, func(t *testing.T) {
+		m := newMachine(2)
+		w := startMonitor(t, m, nil)
+		defer w.stop()
+		w.statusesAfter(time.Second)
+		want := device.Link{A: m.GPUs()[0], B: m.GPUs()[1], NVLinks: 18, Path: device.PathSystem}
+		expect.Equal(t, w.monitor.Links()[0], want)
+	})
+}
+
+// hangingLinks is a Backend whose Links hangs.
+type hangingLinks struct {
+	device.Backend
+	done chan struct{}
+}
+
+func (s hangingLinks) Links(context.Context) ([]device.Link, error) {
+	<-s.done
+	return []device.Link{}, nil
+}
+
+// TestLinksHang checks that only listings wait while Links hangs.
+func TestLinksHang(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		m := newMachine(2)
+		b := hangingLinks{m, make(chan struct{})}
+		w := startMonitor(t, m, func(device.Backend) device.Backend { return b })
+		requireReasons(t, "at first", w.statusesAfter(time.Second), "", "")
+		w.Fail(m.AllocatableIDs()[1], "xid 95")
+		requireReasons(t, "after a fault", w.statusesAfter(time.Second), "", "xid_95")
+		w.statusesAfter(30 * time.Second)
+		if d := w.monitor.Driver(); d.State != device.DriverNotResponding {
+			t.Errorf("driver: got %+v, want not responding", d)
+		}
+		close(b.done)
+		w.statusesAfter(time.Second)
+		if d := w.monitor.Driver(); d.State != device.DriverUp || w.monitor.Links() == nil {
+			t.Errorf("driver after the hang: got %+v, want up with links", d)
+		}
+		w.stop()
+	})
 }

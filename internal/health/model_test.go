@@ -15,6 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -223,9 +224,7 @@ func runMonitorScript(t *testing.T, script []byte) {
 	w := newTwoGPUBackend()
 	p := w.newRun(t.Context(), health.History{})
 	defer func() {
-		if err := p.stop(); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, p.stop())
 	}()
 	time.Sleep(time.Second)
 	model := map[device.GPU]*expectedHealth{}

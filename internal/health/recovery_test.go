@@ -86,25 +86,7 @@ func TestRecoveryAcrossRestarts(t *testing.T) {
 	}
 }
 
-func TestRecoveryOfGPUs(t *testing.T) {
-	runScenarios(t, []scenario{
-		{"a fault of one GPU", 3, `1ms: - - -; fail d1 xid 79; 1ms: - xid_79 -; action - reboot -; xids - 79:1 -
-			20m: - xid_79 -; reset d1; 1ms: - xid_79 -; 4s: - - -`},
-		{"a recovering GPU has no action", 1, `1s; fail d0 xid 95; 1s; action reset_gpu; reset d0
-			1500ms: xid_95; health recovering; action -; records xid_95+reset+failed1`},
-		{"the first check fails once", 2, `check d0 unknown; start; 500ms: none; check d0 ok
-			path 1m nothing suspect healthy; flaps 0 0`},
-		{"the first check fails twice", 2, `check d0 unknown; start; 500ms: none; 2s: check_failed -`},
-		{"checks without a call", 2, `check d0 stalled; start; 4s: none; 2s: not_responding -`},
-		{"a longer timeout", 2, `unhealthy-after 3m; start; 1s; hang d1; 170s: - -; 20s: - not_responding
-			respond; 5s: - -`},
-		{"the driver's events fail", 2, `waits unknown; start; 10s: - -; fail d1 lost; 1500ms: - lost`},
-		{"resets without recovery", 1, `1s
-			reset d0; check d0 row_remap_failure reset_gpu lasts; 1m: row_remap_failure; action reset_gpu; flaps 1
-			reset d0; check d0 row_remap_failure reset_gpu lasts; 1m: row_remap_failure; action reset_gpu; flaps 1
-			reset d0; check d0 row_remap_failure reset_gpu lasts; 1m: row_remap_failure; action replace; flaps 1`},
-	})
-}
+func TestRecoveryOfGPUs(t *testing.T) { runScenarioFile(t, "recovery_of_gpus") }
 
 // TestReboot checks that a reboot counts as a reset of all GPUs. The first
 // publication waits for the first check of recovering devices: from the
@@ -136,9 +118,7 @@ func TestLostHistory(t *testing.T) {
 // TestRecoveryPeriod checks that the recovery period doubles with each flap
 // within an hour, up to ten minutes.
 func TestRecoveryPeriod(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		s := newScenarioRun(t, 1)
-		defer func() { s.end() }()
+	inScenario(t, 1, func(t *testing.T, s *scenarioRun) {
 		s.script("start; 1s")
 		flaps := 0
 		requirePeriod := func(want time.Duration) {

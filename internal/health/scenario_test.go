@@ -18,7 +18,9 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // scenario is a script for the Monitor of a simulated node. A line, or a part
@@ -37,20 +39,41 @@ type scenario struct {
 	script string
 }
 
+// runScenarioFile runs the scenarios of testdata/scenarios/NAME.txt. Their
+// titles are the number of GPUs and the name.
+func runScenarioFile(t *testing.T, name string) {
+	t.Helper()
+	var rows []scenario
+	for _, s := range testfile.Sections(t, "testdata/scenarios/"+name+".txt") {
+		gpus, name, _ := strings.Cut(s.Title, " ")
+		n, err := strconv.Atoi(gpus)
+		require.NoError(t, err)
+		rows = append(rows, scenario{name, n, s.Text})
+	}
+	runScenarios(t, rows)
+}
+
 func runScenarios(t *testing.T, rows []scenario) {
 	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				s := newScenarioRun(t, row.gpus)
-				beforeStop, _, _ := strings.Cut(row.script, "stop")
-				defer func() { s.end() }()
-				if !regexp.MustCompile(`\bstart\b`).MatchString(beforeStop) {
-					s.start()
-				}
-				s.script(row.script)
-			})
+		bubble.Run(t, row.name, func(t *testing.T) {
+			s := newScenarioRun(t, row.gpus)
+			beforeStop, _, _ := strings.Cut(row.script, "stop")
+			defer func() { s.end() }()
+			if !regexp.MustCompile(`\bstart\b`).MatchString(beforeStop) {
+				s.start()
+			}
+			s.script(row.script)
 		})
 	}
+}
+
+// inScenario runs a test of a node in a bubble.
+func inScenario(t *testing.T, gpus int, test func(t *testing.T, s *scenarioRun)) {
+	bubble.Test(t, func(t *testing.T) {
+		s := newScenarioRun(t, gpus)
+		defer func() { s.end() }()
+		test(t, s)
+	})
 }
 
 // scenarioRun is a running scenario.
@@ -169,9 +192,7 @@ func (s *scenarioRun) run(words []string) {
 	}
 	if want := s.expectations()[first]; want != nil {
 		synctest.Wait()
-		if got := want(args); got != strings.Join(args, " ") {
-			s.Errorf("%s: got %s", s.line, got)
-		}
+		expect.Equal(s.T, want(args), strings.Join(args, " "), s.line)
 		return
 	}
 	action := s.actions()[first]
@@ -493,9 +514,7 @@ func (s *scenarioRun) reportKernelXid(args []string) {
 		e.Historical, e.Recovery = true, device.RecoveryChecksPass
 		at = at.Add(-5 * time.Minute)
 	}
-	if err := s.monitor.Report(s.Context(), e, 1, at); err != nil {
-		s.Error(err)
-	}
+	expect.NoError(s.T, s.monitor.Report(s.Context(), e, 1, at))
 }
 
 // list replaces the list of retired devices: NAME=NOTE[@AGE]..., unknown or

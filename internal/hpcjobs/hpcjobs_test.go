@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -20,6 +19,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"go.uber.org/goleak"
 )
@@ -52,21 +52,15 @@ func TestRead(t *testing.T) {
 	require.NoError(t, syscall.Mkfifo(filepath.Join(folder, "12"), 0o600))
 	m, err := hpcjobs.Read(folder)
 	want := hpcjobs.Mapping{"0": {"1234"}, "1": {"34", "12", "34"}, "2.7": {"56"}, gpu: {"78", "12"}, mig: {"90"}}
-	if !reflect.DeepEqual(m, want) {
-		t.Errorf("got %v, want %v", m, want)
-	}
+	expect.DeepEqual(t, m, want)
 	for _, bad := range []string{"4: more than 32 jobs", "5: expected ids", "6: expected ids", "7: expected ids", "8: more than 4096 bytes", "10: too many levels", "12: not a regular file"} {
-		if err == nil || !strings.Contains(err.Error(), "/"+bad) {
-			t.Errorf("errors: got %v, want %q", err, bad)
-		}
+		expect.Error(t, err, "/"+bad, "errors")
 	}
 	whole := device.Device{ID: gpu, GPU: gpu, Index: 1, MIGDeviceIndex: -1}
 	part := device.Device{ID: mig, GPU: gpu, Index: 2, MIGDeviceIndex: 0, GI: 7}
 	none := device.Device{ID: "MIG-x", GPU: gpu, Index: 1, MIGDeviceIndex: 1, GI: 2}
 	for d, want := range map[*device.Device]string{&whole: "[12 34 78]", &part: "[56 90]", &none: "[]"} {
-		if got := fmt.Sprint(m.Of(*d)); got != want {
-			t.Errorf("jobs of %s: got %s, want %s", d.ID, got, want)
-		}
+		expect.Equal(t, fmt.Sprint(m.Of(*d)), want, "jobs of", d.ID)
 	}
 }
 
@@ -90,20 +84,14 @@ func TestFollow(t *testing.T) {
 			m, _ := published.Get()
 			return fmt.Sprint(map[string][]string(m))
 		}
-		if got := jobs(); got != "map[]" {
-			t.Errorf("without the folder: got %s", got)
-		}
+		expect.Equal(t, jobs(), "map[]", "without the folder")
 		require.NoError(t, os.Mkdir(folder, 0o700))
 		write(t, folder, "0", "1")
 		write(t, folder, "1", strings.Repeat("x", 5000))
-		if got := jobs(); got != "map[0:[1]]" {
-			t.Errorf("got %s", got)
-		}
+		expect.Equal(t, jobs(), "map[0:[1]]")
 		write(t, folder, "0", "2")
 		require.NoError(t, os.Remove(filepath.Join(folder, "1")))
-		if got := jobs(); got != "map[0:[2]]" {
-			t.Errorf("the next job: got %s", got)
-		}
+		expect.Equal(t, jobs(), "map[0:[2]]", "the next job")
 		cancel()
 		<-ended
 		if got := strings.Count(log.String(), "\n"); got != 2 {

@@ -1,6 +1,7 @@
 package incident_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -8,73 +9,27 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/test/helpers/expect"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // TestAffectedContainers checks which containers the allocations before and
 // after an event make affected. A letter is a container.
 func TestAffectedContainers(t *testing.T) {
-	const twoOwners = "own a A; 1s; release a; allocate a; 1s; own a B; "
-	for _, row := range []struct{ name, script, want string }{
-		{"unallocated", "xid 31 a", ""},
-		{"one", "own a A; xid 31 a", "A"},
-		{"owners of two devices", "own a A; own b B; xid 31 a", "A"},
-		{"replicas", "own a::0 A; own a::1 B; own a::2 B; xid 31 a", "A B"},
-		{"owner ends after the event", "own a A; xid 31 a; 1s; release a", "(A)"},
-		{"owner ends just before the event", "own a A; 1m; release a; 5s; xid 31 a", "(A)"},
-		{"owner ends long before the event", "own a A; release a; 5000000001ns; xid 31 a", ""},
-		{"owner from an old list", "own a A; 1m; release a; xid 31 a", "(A)"},
-		{"two owners, Xid", twoOwners + "xid 31 a", "B"},
-		{"two owners, failed check", twoOwners + "lost a", "(A) B"},
-		{"two owners, the second unnamed", "own a A; 1s; allocate a; xid 31 a", "?"},
-		{"replicas, one owner ends before the event", "own a::0 A; own a::1 B; 1m; release a::0; 1s; xid 31 a", "(A) B"},
-
-		{"named later", "allocate a; 1s; xid 31 a; 1s; own a A", "A"},
-		{"named later, then ended", "allocate a; 1s; xid 31 a; 1ns; own a A; release a", "(A)"},
-		{"named and ended, next owner before the next update", "allocate a; 1s; xid 31 a; 1ns; own a A; release a; 1ns; allocate a; own a B", "(A)"},
-		{"never named", "allocate a; 1s; xid 31 a; 1h", "?"},
-		{"never named, then another owner", "allocate a; 1s; xid 31 a; 1s; allocate a; own a B", "?"},
-		{"never named, next owner before the next update", "allocate a; 1s; xid 31 a; 1ns; allocate a; own a B", "?"},
-		{"never named, unallocated, then another owner", "allocate a; 1s; xid 31 a; 1ns; release a; 1s; own a B", "?"},
-		{"one replica of two named", "allocate a::0; allocate a::1; 1ns; xid 31 a; 1s; own a::1 B", "B ?"},
-		{"both replicas named", "allocate a::0; allocate a::1; 1ns; xid 31 a; 1s; own a::1 B; 1s; own a::0 A", "B A"},
-		{"one replica of two named, the other ended", "allocate a::0; allocate a::1; 1ns; xid 31 a; 1ns; own a::1 B; release a::0", "B ?"},
-		{"unallocated, allocated right after", "xid 31 a; 1ns; allocate a; own a B", ""},
-		{"new owner before the report is recorded", "hold 31 a; 1ms; allocate a; own a B; record", ""},
-		{"owner ends, next owner before the report is recorded", "own a A; 1s; hold 31 a; 100ms; release a; allocate a; own a B; record", "(A)"},
-		{"owner starts and ends before the report is recorded", "hold 31 a; 1ms; own a B; release a; record", ""},
-		{"allocations unknown later", "own a A; xid 31 a; 1s; unknown", "A"},
-		{"same name again before the next update", "own a A; xid 31 a; 1s; release a; own a A", "(A)"},
-		{"the same name again", "own a A; 1s; xid 31 a; 1s; allocate a; 1s; own a A", "(A)"},
-
-		// The kubelet's first response after an event names the affected
-		// container only if the device is gone: no other container can get the
-		// device then.
-		{"unknown allocations", "unknown; xid 31 a", "??"},
-		{"gone, named late", "unknown; gone a; 10s; own a A; 1s", "A"},
-		{"gone, recovered before the response", "unknown; gone a; 10s; healthy a; 1s; own a A; 1s", "??"},
-		{"gone, long before the response", "unknown; gone a; 61s; own a A; 1s", "??"},
-		{"lost, named late", "unknown; lost a; 10s; own a A; 1s", "??"},
-
-		{"MIG devices of a GPU", "own mig0 A; own mig0::1 C; own mig1 B; xid 79 partitioned2", "A C B"},
-		// Possible while its MIG devices are not listed.
-		{"a partitioned GPU that is allocated as a whole", "own GPU-1 A; xid 79 partitioned2", "A"},
-		// The allocations are unknown if those of one MIG device are unknown.
-		{"MIG devices without an owner", "own mig0 A; lost partitioned2", "A"},
-		{"MIG devices with unknown allocations", "own mig0 A; incomplete; lost partitioned2", "A ??"},
-		{"a single MIG device", "own mig0 A; incomplete; lost partitioned1", "A"},
-		{"a partitioned GPU without MIG devices", "own mig0 A; incomplete; lost partitioned0", "??"},
-		{"a later owner of another MIG device", "allocate mig0; xid 79 partitioned2; 1s; own mig1 B; 1s; own mig0 A", "A"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
+	for _, row := range testfile.Sections(t, "testdata/affected.txt") {
+		script, want, _ := strings.Cut(strings.TrimSpace(row.Text), "\n->")
+		want = strings.TrimSpace(want)
+		t.Run(row.Title, func(t *testing.T) {
 			runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
-				s.script("1m; " + row.script)
+				s.script("1m; " + script)
 				got := s.incidents()
-				if len(got) != 1 || affectedPods(got[0]) != row.want {
-					t.Errorf("affected containers: got %q, want %q", affectedPods(got[0]), row.want)
+				if len(got) != 1 || affectedPods(got[0]) != want {
+					t.Errorf("affected containers: got %q, want %q", affectedPods(got[0]), want)
 				}
-				named := len(strings.ReplaceAll(row.want, "?", ""))
+				named := len(strings.ReplaceAll(want, "?", ""))
 				if known, _ := s.published.Get(); named == 0 && len(known.Affected) > 0 {
 					t.Errorf("counts of containers: got %+v, want none", known.Affected)
 				}
@@ -179,4 +134,140 @@ func checkIncident(t *testing.T, seed uint64, i incident.Incident, actual []actu
 			t.Errorf("seed %d: incident of %s: want %s, which had the device from %s to %s", seed, i.First, x.pod, x.from, x.to)
 		}
 	}
+}
+
+// setTermination simulates an answer of the kubelet's Pods API about a pod.
+func (s *fixture) setTermination(pod string, termination allocation.Termination) {
+	s.terminations.Set(func(a allocation.Assignment) (allocation.Termination, bool) {
+		if a.Owner.Pod != pod || a.PodUID != "" && a.PodUID != termination.PodUID {
+			return allocation.Termination{}, false
+		}
+		return termination, true
+	})
+}
+
+func formatTermination(e *incident.PodTermination) string {
+	if e == nil {
+		return "-"
+	}
+	code := "?"
+	if e.ExitCode != nil {
+		code = fmt.Sprint(*e.ExitCode)
+	}
+	return fmt.Sprintf("%s %s %s %d", e.Phase, e.Reason, code, e.Restarts)
+}
+
+// TestTerminations checks the termination of an affected container, by the
+// kubelet's answers about its pod.
+func TestTerminations(t *testing.T) {
+	code := func(n int32) *int32 { return &n }
+	failed := allocation.Termination{PodUID: "a", PodPhase: "Running", Restarts: 1, Ended: true, Reason: "Error", ExitCode: code(3)}
+	killed := failed
+	killed.Restarts, killed.Reason, killed.ExitCode = 2, "OOMKilled", code(137)
+	final := failed
+	final.PodEnded, final.PodPhase, final.Restarts = true, "Failed", 2
+	evicted := allocation.Termination{PodUID: "a", PodPhase: "Failed", Ended: true, Reason: "Evicted"}
+	evictedFinal := evicted
+	evictedFinal.PodEnded, evictedFinal.ExitCode = true, code(137)
+	invalid := allocation.Termination{PodUID: "a", PodEnded: true, PodPhase: "Failed", Ended: true, EndedAt: time.Unix(1<<60, 0)}
+	type answer struct {
+		pod         string
+		termination allocation.Termination
+		want        string // UID of the pod, and termination
+	}
+	for name, answers := range map[string][]answer{
+		"a container that restarts": {
+			{"B", allocation.Termination{PodUID: "b"}, " -"}, // before the pod is known
+			{"A", allocation.Termination{PodUID: "a", PodPhase: "Running"}, "a -"},
+			{"A", failed, "a Running Error 3 1"},
+			{"A", killed, "a Running Error 3 2"}, // a later run
+			{"A", final, "a Failed Error 3 2"},
+			{"A", allocation.Termination{PodUID: "a", PodPhase: "Running"}, "a Failed Error 3 2"},
+		},
+		// The kubelet may report the end of the pod before the end of the container.
+		"a pod that is evicted": {{"A", evicted, "a Failed Evicted ? 0"}, {"A", evictedFinal, "a Failed Evicted 137 0"}},
+		// JSON cannot represent the time.
+		"an invalid time": {{"A", invalid, "a Failed  ? 0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
+				s.script("own a A; xid 31 a")
+				for _, a := range answers {
+					s.setTermination(a.pod, a.termination)
+					c := s.incidents()[0].Affected[0]
+					expect.Equal(t, c.UID+" "+formatTermination(c.Termination), a.want, "after", a.termination)
+					if c.Termination != nil && !c.Termination.At.IsZero() {
+						t.Errorf("got time %s, want none", c.Termination.At)
+					}
+					s.terminations.Set(nil) // while terminations are unknown
+					s.settle()
+				}
+			})
+		})
+	}
+}
+
+// TestUnknownTermination checks that the search for an unknown pod ends.
+func TestUnknownTermination(t *testing.T) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
+		s.script("own a A; xid 31 a")
+		s.setTermination("B", allocation.Termination{})
+		s.script("11m")
+		s.setTermination("A", allocation.Termination{PodUID: "a", Ended: true})
+		if got := s.incidents()[0].Affected[0]; got.UID != "" || got.Termination != nil {
+			t.Errorf("after the timeout: got %+v, want an unknown pod", got)
+		}
+	})
+}
+
+// TestWorkload checks that controller and labels of an affected pod are kept
+// for the next process, in fields beside the others, and that a file of an
+// older podgauge has none.
+func TestWorkload(t *testing.T) {
+	runFixture(t, incident.Options{}, func(t *testing.T, s *fixture) {
+		s.script("own a A; xid 31 a; 1s")
+		w := &allocation.Workload{Controller: allocation.Controller{Kind: "Job", Name: "train-0"}, Labels: map[string]string{"team": "blue"}}
+		s.setTermination("A", allocation.Termination{PodUID: "a", PodPhase: "Running", Workload: w})
+		if got := s.incidents()[0].Affected[0]; !w.Equal(got.Workload) || got.UID != "a" {
+			t.Errorf("got %+v", got)
+		}
+		content, err := json.Marshal(s.saved)
+		const want = `"uid":"a","controller":{"kind":"Job","name":"train-0"},"labels":{"team":"blue"},"since":`
+		if err != nil || !strings.Contains(string(content), want) {
+			t.Errorf("got %s, %v, want %s", content, err, want)
+		}
+		saves := len(s.saved[0].Affected)
+		same := *w
+		s.setTermination("A", allocation.Termination{PodUID: "a", PodPhase: "Running", Workload: &same})
+		if got := s.incidents()[0].Affected[0]; got.Workload != w || len(s.saved[0].Affected) != saves {
+			t.Errorf("an equal workload: got %p, want %p", got.Workload, w)
+		}
+		s.setTermination("A", allocation.Termination{PodUID: "a", PodPhase: "Failed", PodEnded: true, Ended: true})
+		s.restart()
+		if got := s.incidents()[0].Affected[0]; !w.Equal(got.Workload) || got.Termination == nil {
+			t.Errorf("after the end and a restart: got %+v", got)
+		}
+		var old []incident.AffectedContainer
+		if err := json.Unmarshal([]byte(`[{"namespace":"n","pod":"p","container":"c","since":"2026-11-01T00:00:00Z"}]`), &old); err != nil || old[0].Workload != nil {
+			t.Errorf("old file: got %+v, %v", old, err)
+		}
+	})
+}
+
+// TestHPCJobs checks that an incident has the jobs of all affected devices at
+// the event, and that events of different jobs are different incidents.
+func TestHPCJobs(t *testing.T) {
+	jobs := map[device.ID][]string{"a": {"7"}, "mig0": {"9"}, "mig1": {"8", "9"}}
+	o := incident.Options{HPCJobs: func(d device.Device) []string { return jobs[d.ID] }}
+	runFixture(t, o, func(t *testing.T, s *fixture) {
+		s.script("xid 31 a; xid 31 a; 1s")
+		jobs["a"] = []string{"10"}
+		s.script("xid 31 a; 1s; xid 31 partitioned2; xid 31 b")
+		s.restart()
+		var got []string
+		for _, i := range s.incidents() {
+			got = append(got, fmt.Sprintf("%s %d %s", i.Device, i.Count, i.HPCJobs))
+		}
+		expect.EqualSlices(t, got, []string{"b 1 []", "GPU-1 1 [8 9]", "a 1 [10]", "a 2 [7]"})
+	})
 }

@@ -14,11 +14,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 const gpuResource = "nvidia.com/gpu"
@@ -280,9 +283,7 @@ func (s *fixture) want(t *testing.T, when string, want ...string) {
 		}
 		got = append(got, text)
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("%s: got incidents %q, want %q", when, got, want)
-	}
+	expect.EqualSlices(t, got, want, when)
 }
 
 // settle waits until everything is published and saved.
@@ -329,3 +330,5 @@ func affectedPods(i incident.Incident) string {
 	}
 	return strings.Join(all, " ")
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

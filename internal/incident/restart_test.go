@@ -13,6 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 // TestRestart checks that incidents and times continue, and that counts start
@@ -31,9 +32,8 @@ func TestRestart(t *testing.T) {
 		if n := len(after.Incidents); n != 2 || after.Incidents[0].Count != 2 || after.Incidents[0].ID != before[0].ID {
 			t.Errorf("incidents after a restart: got\n%v\nwant\n%v", after.Incidents, before)
 		}
-		if want := []string{"a xid_31:0", "a xid_79:0", "a A xid_31:0", "a A xid_79:0"}; !slices.Equal(counts(after), want) {
-			t.Errorf("counts after a restart: got %q, want %q", counts(after), want)
-		}
+		expect.EqualSlices(t, counts(after), []string{"a xid_31:0", "a xid_79:0", "a A xid_31:0", "a A xid_79:0"},
+			"counts after a restart")
 		if got := times(after); !slices.EqualFunc(got, times(was), time.Time.Equal) {
 			t.Errorf("times after a restart: got %v, want %v", got, times(was))
 		}
@@ -45,9 +45,7 @@ func TestRestart(t *testing.T) {
 		if known, _ := s.published.Get(); known.Devices[0].Count != 1 || known.Affected[0].Count != 1 {
 			t.Errorf("counts: got %v, %v, want 1", known.Devices, known.Affected)
 		}
-		if n := s.logged("msg=incident") - logged; n != 1 {
-			t.Errorf("incidents in the log of the second process: got %d, want 1", n)
-		}
+		expect.Equal(t, s.logged("msg=incident")-logged, 1, "incidents in the log of the second process")
 		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now().Add(-time.Hour)}})
 		if got := s.incidents(); got[1].RecoveredAt == nil {
 			t.Errorf("incident of an earlier process: got no recovery time")
@@ -146,9 +144,7 @@ func TestClockAhead(t *testing.T) {
 			t.Errorf("after a month of wall-clock time: got %v, want one of each", got)
 		}
 		s.script("2h")
-		if got := size(); got != [3]int{} {
-			t.Errorf("after a day of runtime: got %v, want none", got)
-		}
+		expect.Equal(t, size(), [3]int{}, "after a day of runtime")
 	})
 }
 

@@ -17,11 +17,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
-	"golang.org/x/sys/unix"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // fakeKernelLog is a kernelLog in memory. Each reader gets each record once.
@@ -196,9 +200,7 @@ func (s *readerFixture) script(script string) {
 		case "log":
 			s.wantLogged(strings.Join(args[1:], " "), args[0])
 		case "opened":
-			if got := fmt.Sprint(s.opened); got != args[0] {
-				s.Errorf("%s: got %s", line, got)
-			}
+			expect.Equal(s, fmt.Sprint(s.opened), args[0], line)
 		default:
 			s.Fatal("unknown command: ", line)
 		}
@@ -229,9 +231,7 @@ func (s *readerFixture) Report(_ context.Context, e device.Event, count int, at 
 	if e.Historical {
 		text += " past"
 	}
-	if e.Source != "kmsg" {
-		s.Errorf("got source %q", e.Source)
-	}
+	expect.Equal(s, e.Source, "kmsg")
 	text = strings.Join(strings.Fields(text), " ")
 	s.locked(func() {
 		s.got, s.times = append(s.got, slices.Repeat([]string{text}, count)...), append(s.times, at)
@@ -271,9 +271,7 @@ func (s *readerFixture) wantReports(want string) {
 	time.Sleep(2*readInterval + readInterval/2)
 	synctest.Wait()
 	s.locked(func() {
-		if got := strings.Join(s.got, ", "); got != want {
-			s.Errorf("got reports %q, want %q", got, want)
-		}
+		expect.Equal(s, strings.Join(s.got, ", "), want)
 		s.got = nil
 	})
 }
@@ -289,45 +287,18 @@ func (s *readerFixture) wantLogged(text, times string) {
 }
 
 func TestReader(t *testing.T) {
-	for name, script := range map[string]string{
-		"new records": `run; other; xid 1 79; xid 2/7 31; want GPU-1 79 reset, GPU-2 MIG-a 31 itself
-			; 1h; xid 1 79; xid 1 79; want GPU-1 79 reset, GPU-1 79 reset; log 0 level`,
-		// Xids from before the start only request checks, once per kind.
-		"historical records": `past 1m 1 79; past 1m 1 31; past 1m 2/7 95; past 1m 1 79; past 1m 1 74
-			; run; want GPU-1 79 check past, GPU-2 95 check past, GPU-1 74 check past; xid 1 79; want GPU-1 79 reset; 1h; want`,
-		// Loading the driver resets all GPUs.
-		"a loaded driver":             `past 1m 1 79; past 1m 2 95; load; past 59m 2 64; run; want GPU-2 64 check past`,
-		"a loaded driver, not listed": `unlist 1; run; xid 1 79; load; xid 1 95; want; list 1; 2s; want GPU-1 95 reset`,
-		"severities":                  `run; nvlink Nonfatal; want GPU-1 145 itself nonfatal; nvlink Fatal; want GPU-1 145 reset`,
-		"reported by an earlier process": `reported 30m; past 30m2s 1 79; past 30m2s 2 79; past 30m2s 1 95
-			; run; want GPU-2 79 check past, GPU-1 95 check past`,
-		"later than the earlier process's report": `reported 30m; past 31m 1 79
-			; run; want GPU-1 79 check past; xid 1 79; want GPU-1 79 reset`,
-		// A line waits for the listing of its GPU.
-		"an unknown GPU": `unlist 1; past 1m 1 95; run; xid 1 79; xid 2 74; want GPU-2 74 check; 1m; want
-			; list 1; want GPU-1 95 check past, GPU-1 79 reset
-			; xid ff 79; 6m; list ff; want; log 1 unknown GPU in the kernel log`,
-		"an overrun": `run; fail EPIPE; xid 1 79; want GPU-1 79 reset; fail EPIPE; xid 1 79; want GPU-1 79 reset
-			; log 1 lines are lost; opened 1`,
-		"a failed log": `past 1m 1 95; run; xid 1 79; want GPU-1 95 check past, GPU-1 79 reset
-			; fail EOF; xid 1 74; 5s; want; 10s; want GPU-1 74 check; fail EOF; 20s; xid 1 74; want GPU-1 74 check
-			; log 1 cannot read kernel log; open ENOENT; fail EOF; 100s; open ok; 20s; xid 1 79; want GPU-1 79 reset`,
-		"a missing log":   `open ENOENT; run; 1h; log 1 kernel log not readable; log 1 level; opened 1`,
-		"a forbidden log": `open EPERM; run; 1h; log 1 kernel log not readable; log 1 level; opened 1`,
-		// Equal lines are counted, and the kinds of lines are bounded.
-		"a storm": "run;" + strings.Repeat("xid 1 79;", 1000) + "want " + strings.Repeat("GPU-1 79 reset, ", 999) + "GPU-1 79 reset;" +
-			manyKinds() + "xid 1 79; want; log 1 too many Xids of unknown GPUs; 10m; xid 1 79; want GPU-1 79 reset",
-	} {
-		t.Run(name, func(t *testing.T) { runTest(t, script) })
+	for _, script := range testfile.Sections(t, "testdata/reader.txt") {
+		t.Run(script.Title, func(t *testing.T) { runTest(t, script.Text) })
 	}
-}
-
-// manyKinds writes more kinds of lines about an unknown GPU than wait.
-func manyKinds() (script string) {
-	for xid := range 300 {
-		script += fmt.Sprintf("xid ff %d;", xid+1)
-	}
-	return script
+	// Equal lines are counted, and the kinds of lines are bounded.
+	t.Run("a storm", func(t *testing.T) {
+		manyKinds := ""
+		for xid := range 300 {
+			manyKinds += fmt.Sprintf("xid ff %d;", xid+1)
+		}
+		runTest(t, "run;"+strings.Repeat("xid 1 79;", 1000)+"want "+strings.Repeat("GPU-1 79 reset, ", 999)+"GPU-1 79 reset;"+
+			manyKinds+"xid 1 79; want; log 1 too many Xids of unknown GPUs; 10m; xid 1 79; want GPU-1 79 reset")
+	})
 }
 
 // TestReportTimes checks the times of reports for late reads and for wrong
@@ -403,3 +374,5 @@ func TestOpenErrors(t *testing.T) {
 		s.Close()
 	}
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

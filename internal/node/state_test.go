@@ -10,6 +10,7 @@ import (
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/internal/state"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 func TestTerminationsNeedSync(t *testing.T) {
@@ -53,8 +54,6 @@ func TestExcluded(t *testing.T) {
 	for _, isPlugin := range []bool{false, true} {
 		s := node.State{IsPlugin: isPlugin}
 		s.Settings.Set(settings)
-		if got := s.Excluded(excluded); got != isPlugin {
-			t.Errorf("plugin %t: got excluded %t", isPlugin, got)
-		}
+		expect.Equal(t, s.Excluded(excluded), isPlugin, "plugin", isPlugin)
 	}
 }

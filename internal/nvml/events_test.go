@@ -16,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/xid"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -75,9 +76,7 @@ func (s *fixture) openEventSets() uint64 {
 
 func (s *fixture) wantOpenSets(what string, open uint64) {
 	s.Helper()
-	if got := s.openEventSets(); got != open {
-		s.Errorf("%s: open event sets: got %d, want %d", what, got, open)
-	}
+	expect.Equal(s, s.openEventSets(), open, what, "open event sets")
 }
 
 // TestXids sends each Xid, of a GPU and of a MIG device.
@@ -91,17 +90,13 @@ func TestXids(t *testing.T) {
 		want, alone := xid.Event(number)
 		want.Xid, want.GPU = number, s.id(0)
 		s.sendEvent(0, fmt.Sprintf("xid %d", number))
-		if got := s.nextEvent(); got != want {
-			t.Errorf("xid %d: got %+v, want %+v", number, got, want)
-		}
+		expect.Equal(t, s.nextEvent(), want, "xid", number)
 		want.GPU = s.id(1)
 		if alone {
 			want.Device = "MIG-b"
 		}
 		s.sendEvent(1, fmt.Sprintf("xid %d gi 8 ci 0", number))
-		if got := s.nextEvent(); got != want {
-			t.Errorf("xid %d of a MIG device: got %+v, want %+v", number, got, want)
-		}
+		expect.Equal(t, s.nextEvent(), want, "xid", number, "of a MIG device")
 	}
 	s.sendEvent(0, "type 0x8 data 0")
 	if got := s.nextEvent(); got.Xid != 999 || got.Recovery != device.RecoveryChecksPass || got.GPU != s.id(0) {
@@ -282,9 +277,7 @@ func TestWaitWithoutEvent(t *testing.T) {
 	cancel()
 	before := s.calls()
 	wait("ended ctx", ended, 0)
-	if n := s.calls().Since(before).GPUTotal(nvmltest.NoGPU); n != 0 {
-		t.Errorf("calls after the end of ctx: got %d, want 0", n)
-	}
+	expect.Equal(t, s.calls().Since(before).GPUTotal(nvmltest.NoGPU), 0, "calls after the end of ctx")
 	wait("no event", t.Context(), time.Second)
 	s.set("fail nvmlEventSetWait_v2 gpu - TIMEOUT")
 	wait("interrupted", t.Context(), 50*time.Millisecond)
@@ -294,9 +287,7 @@ func TestWaitWithoutEvent(t *testing.T) {
 	s.list(1)
 	before = s.calls()
 	wait("no registered GPU", t.Context(), time.Second)
-	if n := s.calls().Since(before).Count("nvmlEventSetWait_v2", nvmltest.NoGPU); n != 0 {
-		t.Errorf("waits without a GPU: got %d, want 0", n)
-	}
+	expect.Equal(t, s.calls().Since(before).Count("nvmlEventSetWait_v2", nvmltest.NoGPU), 0, "waits without a GPU")
 }
 
 // TestWaitErrors lets the wait fail in all ways, by a lost GPU too. The next
@@ -340,9 +331,7 @@ func TestWaitWithLostGPU(t *testing.T) {
 	s.wantXid("other GPU", 2) // sent before the next wait
 	before := s.calls()
 	s.register()
-	if n := s.calls().Since(before).GPUTotal(1); n != 0 {
-		t.Errorf("calls of a wait on a lost GPU: got %d, want 0", n)
-	}
+	expect.Equal(t, s.calls().Since(before).GPUTotal(1), 0, "calls of a wait on a lost GPU")
 	s.clear("gpu 1")
 	s.resets(1) // a check
 	s.register()
@@ -383,9 +372,8 @@ func TestRegistrations(t *testing.T) {
 			s.clear("gpu 1")
 			s.list(3)
 			s.register()
-			if n := s.calls().Since(before).Count("nvmlDeviceRegisterEvents", 1); n != 0 {
-				t.Errorf("%s: repeated registrations: got %d, want 0", c.line, n)
-			}
+			expect.Equal(t, s.calls().Since(before).Count("nvmlDeviceRegisterEvents", 1), 0,
+				c.line, "repeated registrations")
 			time.Sleep(10 * time.Second)
 			if !c.repeated {
 				s.resets(1)
@@ -470,7 +458,5 @@ func TestEventsAfterInit(t *testing.T) {
 	if n := since.Count("nvmlEventSetFree", nvmltest.NoGPU); n != 0 {
 		t.Error("an event set of an earlier Init was freed")
 	}
-	if n := since.Count("nvmlShutdown", nvmltest.NoGPU); n != 1 {
-		t.Errorf("shutdowns: got %d, want 1", n)
-	}
+	expect.Equal(t, since.Count("nvmlShutdown", nvmltest.NoGPU), 1, "shutdowns")
 }

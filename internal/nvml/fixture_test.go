@@ -16,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 	"go.uber.org/goleak"
@@ -201,9 +202,7 @@ func (s *fixture) values(i int) map[string]float64 {
 // wantValue reads a GPU and requires a value of a series; -1: none.
 func (s *fixture) wantValue(what string, i int, name string, want float64) {
 	s.Helper()
-	if got := s.valueOf(i, name); got != want {
-		s.Errorf("%s: %s: got %v, want %v", what, name, got, want)
-	}
+	expect.Equal(s, s.valueOf(i, name), want, what, name)
 }
 
 func (s *fixture) valueOf(i int, name string) float64 {

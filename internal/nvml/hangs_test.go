@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -34,9 +35,7 @@ func (s *fixture) wantOneCallPerGPU() {
 // wantOneHangingCall requires one call on GPU 1.
 func (s *fixture) wantOneHangingCall(what string) {
 	s.Helper()
-	if n := s.calls().InFlight(1); n != 1 {
-		s.Errorf("%s: got %d calls in flight, want 1", what, n)
-	}
+	expect.Equal(s, s.calls().InFlight(1), 1, what, "calls in flight")
 }
 
 // endHang ends all hangs and the calls in the background.
@@ -89,16 +88,12 @@ func TestHangBeforeListing(t *testing.T) {
 		}
 		s.register()
 		s.wantXid("another GPU", 7)
-		if n := s.calls().GPUTotal(1); n != 1 {
-			s.Errorf("calls on the hanging GPU: got %d, want 1", n)
-		}
+		expect.Equal(s, s.calls().GPUTotal(1), 1, "calls on the hanging GPU")
 		s.wantOneHangingCall("listing")
 		s.endHang()
 		s.timedList(8, "")
 		s.values(1)
-		if n := s.calls().Count("nvmlDeviceGetUUID", 1); n != 1 {
-			s.Errorf("calls for the UUID: got %d, want 1", n)
-		}
+		expect.Equal(s, s.calls().Count("nvmlDeviceGetUUID", 1), 1, "calls for the UUID")
 		s.wantOneCallPerGPU()
 	})
 }
@@ -188,9 +183,7 @@ func TestHangOfPartitionedGPU(t *testing.T) {
 	before := s.calls()
 	s.clear("gpu 1 slice")
 	s.wantMIGDevices("during the hang", s.list(7), knownDevices...)
-	if n := s.calls().Since(before).GPUTotal(1); n != 0 {
-		t.Errorf("calls on the hanging GPU: got %d, want 0", n)
-	}
+	expect.Equal(t, s.calls().Since(before).GPUTotal(1), 0, "calls on the hanging GPU")
 	s.clear("hang")
 	s.must(<-done)
 	s.list(3)
@@ -269,9 +262,7 @@ func TestHangInRegistration(t *testing.T) {
 		s := newListedFixture(t, "gpus 3", "hang "+function+" gpu 1")
 		open, stuck := s.openEventSets()+1, s.id(1)
 		_, err := s.Wait(t.Context())
-		if err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not respond") {
-			t.Errorf("%s: Wait: got %v, want an error about the GPU", function, err)
-		}
+		expect.Error(t, err, string(stuck)+": it does not respond", function, "Wait")
 		s.wantXid(function+": another GPU", 2)
 		s.wantOneHangingCall(function)
 		s.endHang()

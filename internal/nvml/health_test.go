@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 // wantFault checks a GPU, which must have the fault; the zero Fault is none.
@@ -24,9 +25,7 @@ func (s *fixture) wantFault(when string, i int, want device.Fault) {
 	} else if err != nil {
 		s.Errorf("%s: check: %v", when, err)
 	}
-	if got != want {
-		s.Errorf("%s: got %+v, want %+v", when, got, want)
-	}
+	expect.Equal(s, got, want, when)
 }
 
 var healthy device.Fault
@@ -66,9 +65,7 @@ func TestChecks(t *testing.T) {
 				}
 				before = s.calls()
 				s.wantFault("again", 1, c.Fault)
-				if n := s.calls().Since(before).GPUTotal(1); n != 1 {
-					t.Errorf("%s: calls of a check: got %d, want 1", c.Fault.Reason, n)
-				}
+				expect.Equal(t, s.calls().Since(before).GPUTotal(1), 1, c.Fault.Reason, "calls of a check")
 				s.wantFault("another GPU", 2, healthy)
 				s.set("gpu 1 " + row.good)
 				time.Sleep(slowInterval)
@@ -79,9 +76,7 @@ func TestChecks(t *testing.T) {
 			})
 		}
 	}
-	if len(collect.Checks()) != len(cases) {
-		t.Errorf("got %d rows, want %d", len(collect.Checks()), len(cases))
-	}
+	expect.Equal(t, len(collect.Checks()), len(cases), "rows")
 }
 
 func TestCheckErrors(t *testing.T) {
@@ -324,8 +319,6 @@ func TestResetEvidence(t *testing.T) {
 		if v, err := s.Check(s.id(0)); !errors.Is(err, device.ErrLost) || v.Resets != 5 {
 			t.Errorf("lost GPU: got %+v, %v, want ErrLost and five resets", v, err)
 		}
-		if n := s.resets(1); n != 0 {
-			t.Errorf("other GPU: got %d resets, want 0", n)
-		}
+		expect.Equal(t, s.resets(1), 0, "other GPU resets")
 	})
 }

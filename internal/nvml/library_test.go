@@ -15,6 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -50,9 +51,7 @@ func (s *fixture) wantCallsFail() {
 	event, waitErr := s.Wait(context.Background())
 	_, linksErr := s.Links(context.Background())
 	for _, err := range []error{readErr, checkErr, waitErr, linksErr} {
-		if !errors.Is(err, device.ErrNoDriver) {
-			s.Errorf("got error %v, want ErrNoDriver", err)
-		}
+		expect.ErrorIs(s, err, device.ErrNoDriver)
 	}
 	if len(got) != 0 || event != (device.Event{}) {
 		s.Errorf("got samples %v and event %+v, want none", got, event)
@@ -108,9 +107,7 @@ func TestLibraryBehindLinks(t *testing.T) {
 			s.wantNoDriver("cannot open") // the target of the link is missing
 			s.must(os.Symlink("/"+real+"/"+lib.Soname, filepath.Join(root, links)))
 			s.list(2)
-			if got, want := s.LibraryInfo().Library, filepath.Join(root, real, lib.Soname); got != want {
-				t.Errorf("loaded library: got %s, want %s", got, want)
-			}
+			expect.Equal(t, s.LibraryInfo().Library, filepath.Join(root, real, lib.Soname), "loaded library")
 		})
 }
 
@@ -212,9 +209,7 @@ func TestHangingInit(t *testing.T) {
 			s.Errorf("while Init hangs: got %+v, want the path only", info)
 		}
 		calls := s.calls()
-		if n := calls.GPUTotal(nvmltest.NoGPU) + calls.GPUTotal(0); n != 1 {
-			s.Errorf("got %d calls, want 1", n)
-		}
+		expect.Equal(s, calls.GPUTotal(nvmltest.NoGPU)+calls.GPUTotal(0), 1, "calls")
 		s.clear("hang")
 		s.must(<-done)
 		s.values(1)
@@ -250,9 +245,7 @@ func TestOldDriver(t *testing.T) {
 				wantMissing = append(wantMissing, m.Name)
 			}
 		}
-		if got := s.LibraryInfo().MissingFamilies; !slices.Equal(got, wantMissing) {
-			s.Errorf("missing families: got %v\nwant %v", got, wantMissing)
-		}
+		expect.EqualSlices(s, s.LibraryInfo().MissingFamilies, wantMissing, "missing families")
 		for name := range nvmltest.OldDriverValues { // this driver has the SRAM status instead
 			delete(want, name)
 		}

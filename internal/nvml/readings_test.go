@@ -14,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -170,9 +171,7 @@ func TestRowsAlone(t *testing.T) {
 			}
 			for family, want := range all {
 				got := read(t, func(m *device.Metric) bool { return m.Name == family }, lines)
-				if !slices.Equal(got[family], want) {
-					t.Errorf("%s alone: got %v, want %v", family, got[family], want)
-				}
+				expect.EqualSlices(t, got[family], want, family, "alone")
 			}
 		})
 	}

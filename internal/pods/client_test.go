@@ -14,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/internal/pods/podpb"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -32,9 +33,7 @@ func TestKubeletWithoutPodsAPI(t *testing.T) {
 			require.NoError(t, errors.Join(k.client.Ready(), k.client.Alive()))
 			time.Sleep(time.Minute)
 		}
-		if n := k.log.Count("\n"); n != 0 {
-			t.Errorf("log lines: got %d, want 0", n)
-		}
+		expect.Equal(t, k.log.Count("\n"), 0, "log lines")
 		k.start(listThenStream(nil, newPod("a", "1", "Running"))) // upgrade
 		time.Sleep(pods.SocketInterval)
 		k.want("a/1 Running", true)
@@ -95,9 +94,7 @@ func TestOutage(t *testing.T) {
 		if got := formatTermination(ps.Termination(allocation.Assignment{PodUID: "2"})); got != "2 Running 0: ? , ended" {
 			t.Errorf("termination of the unlisted pod: got %q, want an end without an exit code", got)
 		}
-		if got := strings.Join(k.calls, " "); got != "+a +b -b -a +b" {
-			t.Errorf("added and ended pods: got %s", got)
-		}
+		expect.Equal(t, strings.Join(k.calls, " "), "+a +b -b -a +b", "added and ended pods")
 		if k.log.Count("pods synced") != 2 || k.log.Count("pods no longer synced") != 1 || k.log.Count("\n") != 3 {
 			t.Errorf("log: got %s", k.log.String())
 		}
@@ -191,9 +188,7 @@ func TestStream(t *testing.T) {
 					k.calls = nil
 					events <- newEvent(s.kind, s.pod)
 					k.want(s.want, !s.unsynced)
-					if got := strings.Join(k.calls, " "); got != s.calls {
-						t.Errorf("step %d: added and ended pods: got %q, want %q", i, got, s.calls)
-					}
+					expect.Equal(t, strings.Join(k.calls, " "), s.calls, "step", i, "added and ended pods")
 					select {
 					case <-changed:
 						if s.noNewValue {
@@ -292,9 +287,7 @@ func TestStreamRenewal(t *testing.T) {
 			k.want("a/1 Running", true)
 			require.NoError(t, k.client.Alive())
 		}
-		if n := k.watchCallCount(); n != 4 {
-			t.Errorf("got %d streams, want 4", n)
-		}
+		expect.Equal(t, k.watchCallCount(), 4, "streams")
 	})
 }
 
@@ -420,8 +413,6 @@ func TestEndedPods(t *testing.T) {
 		synctest.Wait()
 		ps, _ := k.pods.Get()
 		main := allocation.Assignment{PodUID: "1", Owner: allocation.Owner{Container: "main"}}
-		if got := formatTermination(ps.Termination(main)); got != "1 Failed 0: 137 , ended" {
-			t.Errorf("new end of the oldest pod: got %q", got)
-		}
+		expect.Equal(t, formatTermination(ps.Termination(main)), "1 Failed 0: 137 , ended", "new end of the oldest pod")
 	})
 }

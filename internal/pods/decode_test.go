@@ -3,7 +3,6 @@ package pods_test
 import (
 	"fmt"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/internal/pods/podpb"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
@@ -57,9 +57,7 @@ func TestDecodeFixtures(t *testing.T) {
 		"crashloop": "Running  false false main:0/1Error",
 		"rejected":  "Failed UnexpectedAdmissionError true true",
 	} {
-		if states[name] != want {
-			t.Errorf("%s: got %q, want %q", name, states[name], want)
-		}
+		expect.Equal(t, states[name], want, name)
 	}
 	p, err := pods.DecodePod(fixture(t, "training"), "team")
 	want := pods.Pod{
@@ -70,9 +68,8 @@ func TestDecodeFixtures(t *testing.T) {
 			Controller: allocation.Controller{Kind: "ReplicaSet", Name: "owner"}, Labels: map[string]string{"team": "team-a"},
 		},
 	}
-	if err != nil || !reflect.DeepEqual(p, want) {
-		t.Errorf("training: got %+v, %v, want %+v", p, err, want)
-	}
+	require.NoError(t, err)
+	expect.DeepEqual(t, p, want, "training")
 	if proxy := p.Containers[3]; proxy.Restarts != 1 || len(proxy.ID) != 64 || proxy.LastState.Finished.IsZero() {
 		t.Errorf("sidecar: got %+v", proxy)
 	}
@@ -92,9 +89,7 @@ func TestDecodeLimits(t *testing.T) {
 		len(p.Labels[0].Value) != pods.MaxNameBytes || len(p.Reason) != pods.MaxNameBytes {
 		t.Errorf("got reason %s, %d labels, %v", p.Reason, len(p.Labels), err)
 	}
-	if len(p.Containers) != pods.MaxContainers {
-		t.Errorf("got %d containers", len(p.Containers))
-	}
+	expect.Equal(t, len(p.Containers), pods.MaxContainers, "containers")
 	withoutRuntime := newPod("p", "u", "Running")
 	withoutRuntime.Status.ContainerStatuses[0].ContainerId = new("abc")
 	if p, err = pods.DecodePod(newEvent(added, withoutRuntime).Pod); err != nil || p.Containers[0].ID != "abc" {
@@ -124,15 +119,11 @@ func TestLabels(t *testing.T) {
 		for _, l := range p.Labels {
 			names = append(names, l.Name)
 		}
-		if got := strings.Join(names, " "); got != want {
-			t.Errorf("labels %q: got %q, want %q", allowed, got, want)
-		}
+		expect.Equal(t, strings.Join(names, " "), want, "labels", allowed)
 	}
 	for _, invalid := range []string{"", "a*b", "**", "*a"} {
 		err := pods.ValidateLabels([]string{"team", invalid})
-		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", invalid)) {
-			t.Errorf("label %q: got %v, want an error with the label", invalid, err)
-		}
+		expect.Error(t, err, fmt.Sprintf("%q", invalid), "label", invalid)
 	}
 }
 
@@ -175,9 +166,7 @@ func TestWorkload(t *testing.T) {
 		if len(w.Labels) > 2 {
 			all = fmt.Sprintf("map[ray.io/cluster:%s team/00:%.1s… %d more]", w.Labels["ray.io/cluster"], w.Labels["team/00"], len(w.Labels)-2)
 		}
-		if got := fmt.Sprintf("%s %s %d", controller, all, len(meta.Labels)); got != c.want {
-			t.Errorf("%s: got %s, want %s", name, got, c.want)
-		}
+		expect.Equal(t, fmt.Sprintf("%s %s %d", controller, all, len(meta.Labels)), c.want, name)
 		if got, _ := ps.Termination(allocation.Assignment{Owner: allocation.Owner{Namespace: decoded.Namespace, Pod: "p"}, PodUID: "u"}); !got.Workload.Equal(meta.Workload) {
 			t.Errorf("%s: got %+v of the termination", name, got.Workload)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -129,9 +130,7 @@ func TestPods(t *testing.T) {
 	first := simulatedPod("first", "main", "side")
 	first.InitContainers = []kubelet.ContainerSpec{{Name: "setup"}, {Name: "proxy", Sidecar: true}}
 	p := n.runPod(first)
-	if !slices.Equal(p.Labels, []device.Label{{Name: "app", Value: "first"}}) {
-		t.Errorf("labels: got %v, want app=first", p.Labels)
-	}
+	expect.EqualSlices(t, p.Labels, []device.Label{{Name: "app", Value: "first"}}, "labels")
 	states := map[string]pods.ContainerStateType{}
 	for _, c := range p.Containers {
 		states[c.Name] = c.State.Type
@@ -146,9 +145,7 @@ func TestPods(t *testing.T) {
 	}
 	require.NoError(n.t, n.DeletePod(first))
 	n.waitPods("the deletion of a pod", func(ps pods.Pods) bool { return ps.Len() == 1 })
-	if got := n.waitEnd(p, "main"); got != "Failed 0: 143 Error, ended" {
-		t.Errorf("deleted pod: got %s", got)
-	}
+	expect.Equal(t, n.waitEnd(p, "main"), "Failed 0: 143 Error, ended", "deleted pod")
 }
 
 func TestPodEnds(t *testing.T) {
@@ -164,19 +161,13 @@ func TestPodEnds(t *testing.T) {
 	}
 	killed := map[string]kubelet.ContainerExit{"main": {Code: 137, Reason: "OOMKilled"}}
 	require.NoError(n.t, n.EndPodWith(spec, kubelet.PodEnd{Exits: killed}))
-	if got := n.waitEnd(p, "main"); got != "Failed 1: 137 OOMKilled, ended" {
-		t.Errorf("ended pod: got %s", got)
-	}
-	if got := n.waitEnd(p, "side"); got != "Failed 0: 0 Completed, ended" {
-		t.Errorf("other container: got %s", got)
-	}
+	expect.Equal(t, n.waitEnd(p, "main"), "Failed 1: 137 OOMKilled, ended", "ended pod")
+	expect.Equal(t, n.waitEnd(p, "side"), "Failed 0: 0 Completed, ended", "other container")
 	n.waitPods("the removal of the pod", func(ps pods.Pods) bool { return ps.Len() == 0 })
 	spec = simulatedPod("evicted", "main")
 	p = n.runPod(spec)
 	require.NoError(n.t, n.EndPodWith(spec, kubelet.PodEnd{Reason: "Evicted", Exits: killed}))
-	if got := n.waitEnd(p, "main"); got != "Failed 0: 137 Evicted, ended" {
-		t.Errorf("evicted pod: got %s", got)
-	}
+	expect.Equal(t, n.waitEnd(p, "main"), "Failed 0: 137 Evicted, ended", "evicted pod")
 }
 
 // TestManyPods compares the pods of client and kubelet after many concurrent
@@ -196,9 +187,7 @@ func TestManyPods(t *testing.T) {
 				case 1:
 					err = errors.Join(err, n.EndPod(spec))
 				}
-				if err != nil {
-					t.Error(err)
-				}
+				expect.NoError(t, err)
 			}
 		})
 	}

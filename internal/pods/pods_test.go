@@ -11,6 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/internal/pods/podpb"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
@@ -152,13 +153,9 @@ func TestTermination(t *testing.T) {
 			})
 			owner := allocation.Owner{Namespace: "team", Pod: "a", Container: "main"}
 			a := allocation.Assignment{Owner: owner, Since: at.Add(-time.Minute), ObservedAt: at}
-			if got := formatTermination(ps.Termination(a)); got != test.want {
-				t.Errorf("by name: got %q, want %q", got, test.want)
-			}
+			expect.Equal(t, formatTermination(ps.Termination(a)), test.want, "by name")
 			a.PodUID = "u"
-			if got := formatTermination(ps.Termination(a)); got != test.want {
-				t.Errorf("by UID: got %q, want %q", got, test.want)
-			}
+			expect.Equal(t, formatTermination(ps.Termination(a)), test.want, "by UID")
 		})
 	}
 }
@@ -186,9 +183,7 @@ func TestTerminationOfDeletedPods(t *testing.T) {
 			t.Helper()
 			owner := allocation.Owner{Namespace: "team", Pod: "a", Container: "main"}
 			a := allocation.Assignment{Owner: owner, Since: now.Add(since), ObservedAt: now.Add(since)}
-			if got := termination(a); got != want {
-				t.Errorf("assigned after %s: got %q, want %q", since, got, want)
-			}
+			expect.Equal(t, termination(a), want, "assigned after", since)
 		}
 		create("one")
 		want(time.Second, "one Running 0: runs")
@@ -201,9 +196,7 @@ func TestTerminationOfDeletedPods(t *testing.T) {
 		create("two")
 		want(time.Second, "one Running 0: ? , ended")
 		want(12*time.Second, "two Running 0: runs")
-		if got := termination(allocation.Assignment{PodUID: "three", Since: now}); got != "unknown" {
-			t.Errorf("by an unknown UID: got %q", got)
-		}
+		expect.Equal(t, termination(allocation.Assignment{PodUID: "three", Since: now}), "unknown", "by an unknown UID")
 		time.Sleep(time.Minute)
 		events <- newEvent(modified, newPod("a", "two", "Failed"))
 		remove("two")
@@ -246,9 +239,7 @@ func TestOldEndInTheFirstStream(t *testing.T) {
 		time.Sleep(2 * pods.SocketInterval)
 		ps, _ := k.pods.Get()
 		got := formatTermination(ps.Termination(allocation.Assignment{PodUID: "1", Owner: allocation.Owner{Container: "main"}}))
-		if want := "1 Failed 0: 137 , ended"; got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		expect.Equal(t, got, "1 Failed 0: 137 , ended")
 	})
 }
 

@@ -8,13 +8,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
 
+	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
@@ -25,6 +25,7 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/bufserver"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testlog"
 )
@@ -115,9 +116,7 @@ func (k *scriptedPodsAPI) wantDialed(sockets ...string) {
 	k.t.Helper()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !slices.Equal(k.dialed, sockets) {
-		k.t.Errorf("got connections to %q, want %q", k.dialed, sockets)
-	}
+	expect.EqualSlices(k.t, k.dialed, sockets)
 }
 
 // watchCallCount returns the number of WatchPods calls.
@@ -210,3 +209,5 @@ func evicted(name, uid string) *podpb.Pod {
 	p.Status.Phase = new("Failed")
 	return p
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

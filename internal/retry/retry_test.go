@@ -1,11 +1,11 @@
 package retry
 
 import (
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 func TestBackoff(t *testing.T) {
@@ -17,9 +17,7 @@ func TestBackoff(t *testing.T) {
 	b.Reset()
 	got = append(got, b.Next())
 	want := []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 5 * time.Second, time.Second}
-	if !slices.Equal(got, want) {
-		t.Errorf("delays: got %v, want %v", got, want)
-	}
+	expect.EqualSlices(t, got, want, "delays")
 }
 
 func TestSpread(t *testing.T) {
@@ -46,9 +44,7 @@ func TestAligned(t *testing.T) {
 			{950 * time.Millisecond, time.Second, 1050 * time.Millisecond},
 		} {
 			time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second)) + c.after)
-			if got := Aligned(c.d); got != c.want {
-				t.Errorf("%s after a second, %s: got %s, want %s", c.after, c.d, got, c.want)
-			}
+			expect.Equal(t, Aligned(c.d), c.want, c.after, "after a second,", c.d)
 		}
 	})
 }

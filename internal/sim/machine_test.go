@@ -3,14 +3,17 @@ package sim_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/helpers/devicetest"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
-	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -31,9 +34,7 @@ func TestMachinesConform(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // Wait takes a second
 			m := sim.NewNamedMachine(name, rows, time.Now)
-			if got := len(m.GPUs()); got != gpus {
-				t.Errorf("got %d GPUs, want %d", got, gpus)
-			}
+			expect.Equal(t, len(m.GPUs()), gpus, "GPUs")
 			added := m.AddGPU()
 			m.Partition(added, "1g.10gb", "", "1c.3g.40gb", "2c.3g.40gb", "1c.3g.40gb")
 			for e := (device.Event{PartitionChanged: true}); e.PartitionChanged; { // until there is no event
@@ -61,9 +62,7 @@ func wantMIGDevices(t *testing.T, m *sim.Machine, want ...string) {
 			got = append(got, fmt.Sprintf("%d:%d/%d %s", d.MIGDeviceIndex, d.GI, d.CI, d.Profile))
 		}
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	expect.EqualSlices(t, got, want)
 }
 
 func TestPartition(t *testing.T) {
@@ -85,9 +84,7 @@ func TestPartition(t *testing.T) {
 		t.Errorf("UUIDs: got %v, then %v, want new UUIDs for new devices only", before, after)
 	}
 	m.SetUtilization(after[0], 1) // two sevenths of the GPU
-	if got := metricValues(t, m, gpu)[device.ID(gpu)]["nvidia_gpu_power_watts"]; got != 70+630*2.0/7 {
-		t.Errorf("power: got %f W", got)
-	}
+	expect.Equal(t, metricValues(t, m, gpu)[device.ID(gpu)]["nvidia_gpu_power_watts"], 70+630*2.0/7, "power W")
 	m.Unpartition(gpu)
 	wantMIGDevices(t, m)
 	if got := m.AllocatableIDs(); len(got) != 2 || got[0] != device.ID(gpu) {
@@ -109,18 +106,12 @@ func TestPowerAndEnergyFollowLoad(t *testing.T) {
 		t.Errorf("after 10 s busy and 10 s idle: got %v, want 70 W, 7700 J and a clock", got)
 	}
 	m.SetValue(id, `nvidia_gpu_clock_hertz{clock="sm"}`, 42)
-	if got := values()[clock]; got != 42 {
-		t.Errorf("fixed value: got %f, want 42", got)
-	}
+	expect.Equal(t, values()[clock], 42, "fixed value")
 	m.SetRate(id, `nvidia_gpu_clock_hertz{clock="sm"}`, 2)
 	now = now.Add(10 * time.Second)
-	if got := values()[clock]; got != 62 {
-		t.Errorf("growing value: got %f, want 62", got)
-	}
+	expect.Equal(t, values()[clock], 62, "growing value")
 	m.ResetGPU(id)
-	if got := values()[energy]; got != 0 {
-		t.Errorf("energy after a reset: got %f J, want 0", got)
-	}
+	expect.Equal(t, values()[energy], 0, "energy after a reset J")
 }
 
 // TestPlacements compares placements with NVML's on real GPUs. Instances do not
@@ -155,5 +146,120 @@ func TestPlacements(t *testing.T) {
 		if fmt.Sprint(got) != c.want {
 			t.Errorf("placements of %v after %v: got %v, want %s", c.is, c.was, got, c.want)
 		}
+	}
+}
+
+// parseMetric parses the name of a row in the text format:
+// family{label="value"}.
+func parseMetric(name string) device.Metric {
+	family, rest, _ := strings.Cut(name, "{")
+	m := device.Metric{Name: family, Help: "Help."}
+	for pair := range strings.SplitSeq(strings.TrimSuffix(rest, "}"), ",") {
+		if name, value, ok := strings.Cut(pair, "="); ok {
+			m.Labels = append(m.Labels, device.Label{Name: name, Value: strings.Trim(value, `"`)})
+		}
+	}
+	return m
+}
+
+func parseMetrics(names ...string) (list []device.Metric) {
+	for _, name := range names {
+		list = append(list, parseMetric(name))
+	}
+	return list
+}
+
+// metricValues reads a GPU and returns the values by device and row.
+func metricValues(t *testing.T, m *sim.Machine, gpu device.GPU) map[device.ID]map[string]float64 {
+	t.Helper()
+	samples, err := m.Read(gpu)
+	require.NoError(t, err)
+	got := map[device.ID]map[string]float64{}
+	for _, s := range samples {
+		if got[s.Device] == nil {
+			got[s.Device] = map[string]float64{}
+		}
+		row := m.Metrics()[s.Metric]
+		name := row.Name
+		for _, l := range row.Labels {
+			name += " " + l.Value
+		}
+		if _, twice := got[s.Device][name]; twice {
+			t.Errorf("%s: got %s twice", s.Device, name)
+		}
+		got[s.Device][name] = s.Value
+	}
+	return got
+}
+
+// TestReadingFollowsLoadAndClock checks that values do not change while the
+// clock stands still.
+func TestReadingFollowsLoadAndClock(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	m := sim.NewMachine(parseMetrics("nvidia_gpu_sm_active_ratio", "nvidia_gpu_pcie_transmit_bytes_total",
+		"nvidia_gpu_nvlink_transmit_bytes_total",
+		`nvidia_gpu_nvlink_link_transmit_bytes_total{link="3"}`), 1, func() time.Time { return now })
+	gpu := m.GPUs()[0]
+	read := func() string { return fmt.Sprint(metricValues(t, m, gpu)[device.ID(gpu)]) }
+	idle := read()
+	now = now.Add(time.Minute)
+	expect.Equal(t, read(), idle, "idle GPU: got", idle, "then")
+	m.SetUtilization(device.ID(gpu), 0.5)
+	now = now.Add(time.Second)
+	busy := metricValues(t, m, gpu)[device.ID(gpu)]
+	if second := fmt.Sprint(busy); second != read() {
+		t.Error("two readings at the same time: got different values")
+	}
+	if busy["nvidia_gpu_sm_active_ratio"] != 0.45 || busy["nvidia_gpu_pcie_transmit_bytes_total"] != 6e9 {
+		t.Errorf("after a second at half load: got %v", busy)
+	}
+	one, all := busy["nvidia_gpu_nvlink_link_transmit_bytes_total 3"], busy["nvidia_gpu_nvlink_transmit_bytes_total"]
+	if one <= 0 || all != 18*one {
+		t.Errorf("bytes: got %f for a link, %f for all links, want 18 times as many", one, all)
+	}
+	m.ResetGPU(device.ID(gpu))
+	expect.Equal(t, metricValues(t, m, gpu)[device.ID(gpu)]["nvidia_gpu_pcie_transmit_bytes_total"], 0,
+		"counter after a reset")
+}
+
+// TestProcesses checks the processes of a GPU beside another GPU's, and that
+// they use the GPU's memory and power. The golden files of internal/app have
+// the usage by process.
+func TestProcesses(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	m := sim.NewMachine(parseMetrics("nvidia_gpu_memory_used_bytes", "nvidia_gpu_power_watts",
+		"nvidia_gpu_energy_joules_total"), 2, func() time.Time { return now })
+	gpu, id := m.GPUs()[0], m.AllocatableIDs()[0]
+	want := func(what string, pids ...uint32) {
+		t.Helper()
+		got, err := m.Processes(device.Device{ID: id, GPU: gpu, MIGDeviceIndex: -1})
+		usage, known := m.ReadProcessUsage(gpu)
+		if err != nil || !slices.Equal(got, pids) || !known || len(usage) != len(pids) {
+			t.Errorf("%s: got %v, %v, usage %+v, want %v", what, got, err, usage, pids)
+		}
+	}
+	want("idle")
+	m.StartProcess(id, 200, 4<<30, 0.25)
+	m.StartProcess(id, 100, 1<<30, 0.5)
+	m.StartProcess(m.AllocatableIDs()[1], 100, -1, -1)
+	want("two processes", 100, 200)
+	if got, _ := m.ReadProcessUsage(m.GPUs()[1]); len(got) != 1 || got[0].MemoryBytes != -1 || got[0].SM != -1 {
+		t.Errorf("unreported usage: got %+v, want -1", got)
+	}
+	now = now.Add(10 * time.Second)
+	got := metricValues(t, m, gpu)[id]
+	if got["nvidia_gpu_memory_used_bytes"] != 5<<30 || got["nvidia_gpu_power_watts"] != 70+630*0.75 ||
+		got["nvidia_gpu_energy_joules_total"] != 10*(70+630*0.75) {
+		t.Errorf("values with two processes: got %v", got)
+	}
+	m.StartProcess(id, 100, 2<<30, 0.5) // its memory grows
+	m.StopProcess(200)
+	want("after a change and an end", 100)
+	expect.Equal(t, metricValues(t, m, gpu)[id]["nvidia_gpu_memory_used_bytes"], 2<<30,
+		"memory after a change and an end")
+	m.StopProcess(100)
+	want("after the end of all")
+	if got, _ := m.ReadProcessUsage(m.GPUs()[1]); len(got) != 0 {
+		t.Errorf("other GPU after the end of all: got %+v, want none", got)
 	}
 }

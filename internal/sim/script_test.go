@@ -2,6 +2,8 @@ package sim_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -15,6 +17,8 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/expect"
+	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -212,12 +216,55 @@ func TestScriptErrors(t *testing.T) {
 			_, exited := runScript(t, text)
 			select {
 			case err := <-exited:
-				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("got %v, want %s", err, want)
-				}
+				expect.Error(t, err, want)
 			case <-time.After(waitTimeout):
 				t.Fatalf("got no error, want %s", want)
 			}
 		})
 	}
+}
+
+// TestControl runs actions on a machine without a simulated kubelet, and
+// rejects actions on pods.
+func TestControl(t *testing.T) {
+	machine := sim.NewMachine(nil, 2, time.Now)
+	c := &sim.Control{
+		Address: fmt.Sprintf("@podgauge-sim-test-%d", os.Getpid()), Machine: machine,
+		Log: slog.New(slog.DiscardHandler),
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	send := func(line string) error { return sim.SendAction(c.Address, strings.Fields(line)) }
+	program.WaitUntil(t, "the socket responds", func() bool { return send("xid 1 79") == nil })
+	if _, err := machine.Check(machine.GPUs()[1]); !errors.Is(err, device.ErrLost) {
+		t.Errorf("GPU 1 after Xid 79: got %v, want ErrLost", err)
+	}
+	require.NoError(t, send("reset 1"))
+	if evidence, err := machine.Check(machine.GPUs()[1]); err != nil || evidence.Resets != 1 {
+		t.Errorf("GPU 1 after a reset: got %+v, %v, want one reset", evidence, err)
+	}
+	const realKubelet = "the kubelet and the pods of this node are not simulated"
+	for line, want := range map[string]string{
+		"machine t4":       `line 1: unknown action "machine"`,
+		"reset 2":          `"2" is not a device`,
+		"reset team/train": realKubelet,
+		"pod team/a x=1":   realKubelet,
+		"pod a x=1":        `"a": expected NAMESPACE/NAME`,
+		"fail team/train":  realKubelet,
+		"finish train":     `"train": expected NAMESPACE/NAME`,
+		"kubelet restarts": realKubelet,
+	} {
+		expect.Equal(t, fmt.Sprint(send(line)), want, line)
+	}
+	inUse := make(chan error, 1)
+	go func() { inUse <- c.Run(ctx) }()
+	select {
+	case err := <-inUse:
+		t.Fatalf("Run with a socket in use returned %v before the end", err)
+	case <-time.After(10 * time.Millisecond): // enough to detect an early return
+	}
+	cancel()
+	require.NoError(t, errors.Join(<-inUse, <-ended))
+	expect.Error(t, send("release"), "", "send after the end")
 }

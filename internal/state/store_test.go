@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,6 +23,7 @@ import (
 	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
@@ -85,9 +85,8 @@ func (s *fixture) requireFiles(want ...string) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	if err != nil || !slices.Equal(names, want) {
-		s.Errorf("files: got %q, %v, want %q", names, err, want)
-	}
+	require.NoError(s, err)
+	expect.EqualSlices(s, names, want, "files")
 }
 
 func at(n int64) time.Time { return time.Unix(1e9+n, 5).UTC() }
@@ -292,9 +291,7 @@ func TestUnusableFolder(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := store.Wait(ctx); err == nil {
-			t.Error("Wait: got no error")
-		}
+		expect.Error(t, store.Wait(ctx), "", "Wait")
 		require.NoError(t, os.Remove(s.dir))
 		if err := store.Wait(t.Context()); err != nil || s.err() != nil || s.newLogLines() != 1 {
 			t.Errorf("after the repair: got %v, %v and log %q, want no error and one line", err, s.err(), s.log.String())

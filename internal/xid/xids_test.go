@@ -9,7 +9,9 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/xid"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
@@ -76,9 +78,7 @@ const softwareXids = "8 11 13 14 25 31 37-41 43-45 47 60 65-73 75-77 80 82-86 88
 func TestBySoftware(t *testing.T) {
 	want := parseXids(t, softwareXids)
 	for number := range uint64(300) {
-		if got := xid.BySoftware(fmt.Sprint("xid_", number)); got != slices.Contains(want, number) {
-			t.Errorf("xid %d: got %v", number, got)
-		}
+		expect.Equal(t, xid.BySoftware(fmt.Sprint("xid_", number)), slices.Contains(want, number), "xid", number)
 	}
 }
 
@@ -131,9 +131,7 @@ func TestXidsOfTheCatalogue(t *testing.T) {
 			t.Errorf("xid %d, %s: got %+v, want the catalogue's %s", number, fields[1], e, fields[2])
 		}
 	}
-	if len(catalogue) != 176 {
-		t.Errorf("rows of the catalogue: got %d, want 176", len(catalogue))
-	}
+	expect.Equal(t, len(catalogue), 176, "rows of the catalogue")
 	for number := range xid.Xids {
 		if !catalogue[number] {
 			t.Errorf("the catalogue lacks xid %d", number)
@@ -157,4 +155,61 @@ func parseXids(t *testing.T, list string) (all []uint64) {
 		}
 	}
 	return all
+}
+
+func TestReasonText(t *testing.T) {
+	for reason, want := range map[string]string{
+		"xid_79":                       "Xid 79: GPU has fallen off the bus",
+		"xid_999":                      "Xid 999",
+		"xid_":                         "xid ",
+		"xid_79x":                      "xid 79x",
+		"lost":                         "The GPU is lost and all calls to it fail",
+		"recovery_action_drain_p2p":    "The driver requests a recovery action: drain p2p",
+		"reason_of_a_later_version":    "reason of a later version",
+		"xid_99999999999999999999999":  "xid 99999999999999999999999",
+		"recovery_action_system_reset": "The driver requests a recovery action: system reset",
+	} {
+		expect.Equal(t, xid.Reason(reason), want, reason)
+	}
+	for code, row := range xid.Xids {
+		if row.Name == "" {
+			t.Errorf("Xid %d: got no text", code)
+		}
+	}
+}
+
+// TestReasonsOfChecks checks that each reason of a check has a text.
+func TestReasonsOfChecks(t *testing.T) {
+	for _, c := range collect.Checks() {
+		reason := c.Fault.Reason
+		if text := xid.Reason(reason); text == strings.ReplaceAll(reason, "_", " ") {
+			t.Errorf("%s: got no text", reason)
+		}
+	}
+}
+
+// TestOfDriver checks that no fault of a device is a state of the driver.
+func TestOfDriver(t *testing.T) {
+	for reason, want := range map[string]bool{
+		"driver": true, "released": true, "driver_replaced": true, "unproven": true,
+		"": false, "lost": false, "xid_79": false, "retired": false,
+	} {
+		expect.Equal(t, xid.OfDriver(reason), want, reason)
+	}
+}
+
+// TestActions checks that each action of an Xid or a check is listed.
+func TestActions(t *testing.T) {
+	all := append(xid.Actions(), "")
+	for code := range xid.Xids {
+		if e, _ := xid.Event(code); !slices.Contains(all, e.Action) {
+			t.Errorf("Xid %d: got action %s, want one of %q", code, e.Action, all)
+		}
+	}
+	for _, c := range collect.Checks() {
+		asReported := strings.HasPrefix(c.Fault.Reason, "recovery_action_")
+		if !asReported && !slices.Contains(all, c.Fault.Action) {
+			t.Errorf("check %s: got action %s, want one of %q", c.Fault.Reason, c.Fault.Action, all)
+		}
+	}
 }

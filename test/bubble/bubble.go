@@ -27,6 +27,12 @@ func Test(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
+// Run is Test in a subtest.
+func Run(t *testing.T, name string, f func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { Test(t, f) })
+}
+
 func enter() {
 	bubbles.Lock()
 	defer bubbles.Unlock()

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/test/e2e/node"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 const (
@@ -122,9 +123,7 @@ func (s listStrategy) checkAnnotation(t *testing.T, n *node.RealNode, pod node.S
 	if s.wantAnnotations {
 		want = append(want, fmt.Sprintf("%[1]s=%[2]s,%[1]s=%[3]s", cdiKind, ids[0], ids[1]))
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("CDI annotations of the container: got %q, want %q", got, want)
-	}
+	expect.EqualSlices(t, got, want, "CDI annotations of the container")
 }
 
 // checkEdits checks the edits of the CDI spec: device nodes of exactly the pod's GPUs, and hooks that ran.

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/test/e2e/node"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 const gpuResource = "nvidia.com/gpu"
@@ -87,7 +88,7 @@ func measureRegistration(t *testing.T, n *node.RealNode, begin func(), want ...s
 // checkKubeletNotRestarted checks that the kubelet's process still runs.
 func checkKubeletNotRestarted(t *testing.T, n *node.RealNode) {
 	t.Helper()
-	expect(t, n.Kubelet().Alive())
+	expect.NoError(t, n.Kubelet().Alive())
 }
 
 // idsByResource contains sorted device ids by resource.

@@ -6,8 +6,11 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 // scenarioValue is a scenario line and the function that reads its value.
@@ -154,6 +157,164 @@ func TestValues(t *testing.T) {
 			if _, ret := r.get(gpu); ret != nvml.ERROR_NOT_SUPPORTED {
 				n.Errorf("%s: after removal got %v", r.line, ret)
 			}
+		}
+	})
+}
+
+func TestFieldScopes(t *testing.T) {
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 field 138 none", "gpu 0 field 138/2 222", "gpu 0 field 138/4294967295 999")
+		values := []nvml.FieldValue{
+			{FieldId: nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ScopeId: 2},
+			{FieldId: nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ScopeId: 1<<32 - 1},
+			{FieldId: nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ScopeId: 3},
+			{FieldId: nvml.FI_DEV_POWER_INSTANT, ScopeId: nvml.POWER_SCOPE_GPU},
+			{FieldId: nvml.FI_DEV_POWER_INSTANT, ScopeId: nvml.POWER_SCOPE_MODULE},
+		}
+		before := time.Now()
+		n.want(nvml.SUCCESS, n.gpu(0).GetFieldValues(values))
+		for i, want := range []struct {
+			ret   nvml.Return
+			value uint64
+		}{
+			{nvml.SUCCESS, 222},
+			{nvml.SUCCESS, 999},
+			{nvml.ERROR_NOT_SUPPORTED, 0},
+			{nvml.SUCCESS, 70000},
+			{nvml.ERROR_NOT_SUPPORTED, 0},
+		} {
+			v := values[i]
+			n.want(want.ret, nvml.Return(v.NvmlReturn))
+			if want.ret == nvml.SUCCESS && decodeField(v) != want.value {
+				n.Errorf("entry %d is %d, want %d", i, decodeField(v), want.value)
+			}
+			if age := time.UnixMicro(v.Timestamp).Sub(before); age < -time.Second || age > waitTimeout {
+				n.Errorf("entry %d has timestamp %v after the start of the call", i, age)
+			}
+		}
+	})
+}
+
+// allLinks is the scope of the sum of all NVLinks.
+const allLinks = 1<<32 - 1
+
+// readScopes returns the values of a field with several scopes, -1 without a value.
+func (n *testNode) readScopes(gpu nvml.Device, id uint32, scopes ...uint32) (got []int64) {
+	n.Helper()
+	values := make([]nvml.FieldValue, len(scopes))
+	for i, scope := range scopes {
+		values[i] = nvml.FieldValue{FieldId: id, ScopeId: scope}
+	}
+	n.want(nvml.SUCCESS, gpu.GetFieldValues(values))
+	for _, v := range values {
+		if nvml.Return(v.NvmlReturn) != nvml.SUCCESS {
+			got = append(got, -1)
+			continue
+		}
+		got = append(got, int64(decodeField(v)))
+	}
+	return got
+}
+
+// TestFieldsOfLinks checks that the sum includes a link with a different value and excludes a link that is off.
+func TestFieldsOfLinks(t *testing.T) {
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 field 138/link 100", "gpu 0 field 138/3 7", "gpu 0 link 17 off", "gpu 0 nvlink_speed 26562")
+		gpu := n.gpu(0)
+		for id, want := range map[uint32][]int64{
+			nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX:      {100, 7, -1, -1, 16*100 + 7},
+			nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX:      {0, 0, -1, -1, 0},
+			nvml.FI_DEV_NVLINK_GET_STATE:               {1, 1, 0, -1, -1},
+			nvml.FI_DEV_NVLINK_GET_SPEED:               {26562, 26562, 0, -1, -1},
+			nvml.FI_DEV_NVLINK_GET_VERSION:             {6, 6, 6, -1, -1},
+			nvml.FI_DEV_NVLINK_LINK_COUNT:              {18, 18, 18, 18, 18},
+			nvml.FI_DEV_NVSWITCH_CONNECTED_LINK_COUNT:  {17, 17, 17, 17, 17},
+			nvml.FI_DEV_NVLINK_COUNT_XMIT_BYTES:        {-1, -1, -1, -1, -1},
+			nvml.FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L0: {-1, -1, -1, -1, -1},
+		} {
+			expect.EqualSlices(n, n.readScopes(gpu, id, 0, 3, 17, 18, allLinks), want, "field", id)
+		}
+		n.setLines("gpu 0 link 0-17 none")
+		for _, id := range []uint32{nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.FI_DEV_NVLINK_GET_STATE, nvml.FI_DEV_NVLINK_LINK_COUNT} {
+			if got := n.readScopes(gpu, id, 0, allLinks); got[0] != -1 || got[1] != -1 {
+				n.Errorf("field %d of a GPU without links is %v", id, got)
+			}
+		}
+	})
+}
+
+// timedSample is a GPM sample with its earliest and latest possible time.
+type timedSample struct {
+	nvml.GpmSample
+	notBefore, notAfter time.Time
+}
+
+func (n *testNode) takeSample(d nvml.Device) timedSample {
+	n.Helper()
+	s, ret := n.GpmSampleAlloc()
+	n.want(nvml.SUCCESS, ret)
+	taken := timedSample{GpmSample: s, notBefore: time.Now()}
+	n.want(nvml.SUCCESS, s.Get(d))
+	taken.notAfter = time.Now()
+	return taken
+}
+
+// metrics computes metrics from two samples.
+func (n *testNode) metrics(from, to timedSample, ids ...nvml.GpmMetricId) []nvml.GpmMetric {
+	n.Helper()
+	get := nvml.GpmMetricsGetType{NumMetrics: uint32(len(ids)), Sample1: from.GpmSample, Sample2: to.GpmSample}
+	for i, id := range ids {
+		get.Metrics[i].MetricId = uint32(id)
+	}
+	n.want(nvml.SUCCESS, n.GpmMetricsGet(&get))
+	return get.Metrics[:len(ids)]
+}
+
+// waitAfter waits until the given time has passed since a sample, for a window of that length.
+func (n *testNode) waitAfter(s timedSample, while time.Duration) {
+	n.Helper()
+	n.waitUntil("the window is over", func() bool { return time.Since(s.notAfter) > while })
+}
+
+// wantNear checks a metric's value.
+func (n *testNode) wantNear(m nvml.GpmMetric, want, slack float64) {
+	n.Helper()
+	n.want(nvml.SUCCESS, nvml.Return(m.NvmlReturn))
+	if math.Abs(m.Value-want) > slack {
+		n.Errorf("metric %d is %f, want %f", m.MetricId, m.Value, want)
+	}
+}
+
+func TestGPM(t *testing.T) {
+	runOnNode(t, func(n *testNode) {
+		epoch := time.Now().Truncate(time.Second)
+		// A wave with a period of 2 ms. Its mean over longer windows is the middle.
+		n.setup("gpu 1 metric 1-2 40", "gpu 1 metric 2 20~60/0.002s", "gpu 1 metric 20 100+1000/s", fmt.Sprintf("epoch %d", epoch.Unix()),
+			"gpu 1 metric 5 none", "fail metric:3 gpu 1 UNKNOWN")
+		first := n.takeSample(n.gpu(1))
+		n.waitAfter(first, 100*time.Millisecond)
+		last := n.takeSample(n.gpu(1))
+		got := n.metrics(first, last, nvml.GPM_METRIC_GRAPHICS_UTIL, nvml.GPM_METRIC_SM_UTIL, nvml.GPM_METRIC_SM_OCCUPANCY, nvml.GPM_METRIC_INTEGER_UTIL,
+			nvml.GPM_METRIC_ANY_TENSOR_UTIL, nvml.GPM_METRIC_FP16_UTIL, nvml.GPM_METRIC_C2C_TOTAL_TX_PER_SEC, nvml.GPM_METRIC_PCIE_TX_PER_SEC)
+		n.wantNear(got[0], 40, 1e-6)
+		n.wantNear(got[1], 40, 1)
+		n.want(nvml.ERROR_UNKNOWN, nvml.Return(got[2].NvmlReturn))
+		n.wantNear(got[3], 0, 0)
+		n.want(nvml.ERROR_NOT_SUPPORTED, nvml.Return(got[4].NvmlReturn))
+		n.wantNear(got[5], 0, 0)
+		n.want(nvml.ERROR_NOT_SUPPORTED, nvml.Return(got[6].NvmlReturn))
+		// The mean of a rising value is the value at the middle of the window.
+		middle := first.notBefore.Add(last.notAfter.Sub(first.notBefore) / 2)
+		n.wantNear(got[7], 100+1000*middle.Sub(epoch).Seconds(), 100)
+
+		// A changed line is weighted with the time before the change.
+		n.setLines("gpu 1 metric 1 80")
+		n.takeSample(n.gpu(1))
+		n.waitAfter(last, last.notAfter.Sub(first.notBefore))
+		end := n.takeSample(n.gpu(1))
+		whole := n.metrics(first, end, nvml.GPM_METRIC_GRAPHICS_UTIL)[0]
+		if whole.Value < 45 || whole.Value > 75 {
+			n.Errorf("mean of 40, then 80, is %f", whole.Value)
 		}
 	})
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
@@ -48,13 +49,9 @@ func TestScenarioFile(t *testing.T) {
 		require.NoError(t, step.do())
 		content := testfile.Read(t, path)
 		_, lines, _ := strings.Cut(content, "\n")
-		if got := strings.ReplaceAll(strings.TrimSpace(lines), "\n", "|"); got != step.want {
-			t.Errorf("got  %s\nwant %s", got, step.want)
-		}
+		expect.Equal(t, strings.ReplaceAll(strings.TrimSpace(lines), "\n", "|"), step.want)
 	}
-	if err := NewScenario(filepath.Join(path, "nowhere")).Set(); err == nil {
-		t.Error("no error for a path without a folder")
-	}
+	expect.Error(t, NewScenario(filepath.Join(path, "nowhere")).Set(), "", "for a path without a folder")
 }
 
 // TestScenarioChanges checks that each call returns the newest value, also if the file's length does not change.
@@ -79,63 +76,24 @@ func TestInvalidScenario(t *testing.T) {
 		messages := redirectStderr(n)
 		n.setup("gpu 0 temperature 42")
 		gpu, path := n.gpu(0), os.Getenv(EnvScenario)
-		for _, invalid := range []struct{ text, message string }{
+		type invalidFile struct{ text, message string }
+		files := []invalidFile{
 			{"gpus 3\nnonsense\n", `:2: unknown directive "nonsense"`},
 			{"gpus 17\n", `:1: the number of GPUs is "17", want a number from 0 to 16`},
-			{"gpu 0 colour green\n", `unknown key "colour"`},
-			{"gpu 0 power\n", `invalid value ""`},
-			{"gpu 0 power 5w\n", `invalid value "5w"`},
-			{"gpu 0 power 5-1/s\n", `invalid value "5-1/s"`},
-			{"gpu 0 power 5~9/0s\n", `invalid value "5~9/0s"`},
-			{"gpu 0 power 5 6\n", `unexpected word "6"`},
-			{"gpu 16 lost\n", `invalid GPU selector "16"`},
-			{"gpu - lost\n", `invalid GPU selector "-"`},
-			{"gpu 0 pci somewhere\n", `invalid text "somewhere"`},
-			{"gpu 0 field 82/x 1\n", `invalid field "82/x"`},
-			{"gpu 0 field 82 1 u128\n", `unknown value type "u128"`},
-			{"event 1000000 gpu 0\n", "event lacks a GPU, or an xid or type"},
-			{"event 1000000 gpu 0 type night\n", `unknown event type "night"`},
-			{"event 1000000 gpu 0 xid 79 x 0\n", "event has x 0, want at least 1"},
-			{"gpu 0 reset soon\n", `invalid Unix time "soon"`},
-			{"event 1000000 gpu 0 xid 79 at night\n", `unknown word "at"`},
-			{"fail nvmlDeviceGetTemprature gpu 0 UNKNOWN\n", `unknown NVML function "nvmlDeviceGetTemprature"`},
-			{"fail * gpu 0 BROKEN\n", `unknown return code "BROKEN"`},
-			{"hang *\n", `missing "gpu <selector>"`},
-			{"hang field:82 gpu 0\n", `unknown NVML function "field:82"`},
-			{"slow * gpu 0 5s\n", `invalid time in ms "5s"`},
-			{"lock door\n", `invalid lock "door", want driver`},
-			{"gpu 0 slice 7 1g.10gb gi 1 ci 0\n", `the index of the MIG device is "7", want a number from 0 to 6`},
-			{"gpu 0 slice 0 small gi 1 ci 0\n", `invalid MIG profile "small"`},
-			{"gpu 0 slice 0 1g.10gb gi 1\n", "MIG device lacks gi or ci"},
-			{"gpu 0 slice 0 1g.10gb gi 1 ci 0 colour green\n", `unknown word "colour"`},
-			{"gpu 0 link 36 switch\n", `invalid link "36"`},
-			{"gpu 0 link 3-1 switch\n", `invalid link "3-1"`},
-			{"gpu 0 link 0 moon\n", `unknown link target "moon"`},
-			{"gpu 0 link 0 gpu 16\n", `the remote GPU is "16"`},
-			{"ancestor 0 1 bus\n", `unknown topology level "bus"`},
-			{"reuse paper\n", `invalid reuse "paper", want handles`},
-			{"short paper\n", `invalid short "paper", want processes`},
-			{"add salt\n", `invalid add "salt", want fields`},
-			{"gpu 0 model v100\n", `unknown GPU model "v100"`},
-			{"gpu 0 metric 477 1\n", `invalid metric "477"`},
-			{"gpu 0 metric 5-2 1\n", `invalid metric "5-2"`},
-			{"gpu 0 metric 5/link 1\n", `invalid metric "5/link"`},
-			{"gpu 0 process 1 2 type daemon\n", `unknown process type "daemon"`},
-			{"gpu 0 process 1 2 sm much\n", `invalid value "much"`},
-			{"confidential secret\n", `unknown confidential computing state "secret"`},
-			{"fail metric:x gpu 0 UNKNOWN\n", `unknown NVML function "metric:x"`},
-			{"epoch today\n", `invalid Unix time "today"`},
 			{"gpu 0 temperature 4", "missing final newline"},
 			{"", "missing final newline"},
-		} {
+		}
+		for line := range strings.Lines(testfile.Read(n, "testdata/invalid_lines.txt")) {
+			text, message, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " => ")
+			files = append(files, invalidFile{text + "\n", message})
+		}
+		for _, invalid := range files {
 			n.mustSucceed(os.WriteFile(path+".bad", []byte(invalid.text), 0o600))
 			n.mustSucceed(os.Rename(path+".bad", path))
 			for range 3 {
 				celsius, ret := gpu.GetTemperature(nvml.TEMPERATURE_GPU)
 				n.want(nvml.SUCCESS, ret)
-				if celsius != 42 {
-					n.Errorf("%q: temperature is %d", invalid.text, celsius)
-				}
+				expect.Equal(n, celsius, 42, invalid.text, "temperature")
 			}
 			if got := messages(); strings.Count(got, "\n") != 1 || !strings.Contains(got, invalid.message) || !strings.Contains(got, path) {
 				n.Errorf("%q: want one line with %q and the file's name, got\n%s", invalid.text, invalid.message, got)

@@ -5,13 +5,16 @@ import (
 	"io/fs"
 	"net/url"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
 
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
@@ -108,9 +111,7 @@ func TestPagePaths(t *testing.T) {
 	for file, text := range files {
 		for _, target := range pagePath.FindAllString(text, -1) {
 			found++
-			if err := checkLink(pages, "README.md", target); err != nil {
-				t.Errorf("%s: %v", file, err)
-			}
+			expect.NoError(t, checkLink(pages, "README.md", target), file)
 		}
 	}
 	if found < 50 {
@@ -248,6 +249,45 @@ func TestGoFiles(t *testing.T) {
 			if _, err := os.Stat(m[1]); err != nil && strings.Contains(m[1], "/") {
 				t.Errorf("%s: %v", page, err)
 			}
+		}
+	}
+}
+
+// TestStartsNothing checks that code to start processes or to call the API server by client-go is not even linked.
+func TestStartsNothing(t *testing.T) {
+	t.Chdir(root)
+	list, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/podgauge").Output()
+	require.NoError(t, err)
+	packages := strings.Fields(string(list))
+	if !slices.Contains(packages, "google.golang.org/grpc") {
+		t.Errorf("got %d packages without gRPC", len(packages))
+	}
+	for _, p := range packages {
+		if p == "os/exec" || p == "plugin" || strings.HasPrefix(p, "k8s.io/client-go") {
+			t.Errorf("%s is linked, but docs/explanation/security.md excludes it", p)
+		}
+	}
+}
+
+// TestFuzzTargets checks that docs/explanation/security.md lists exactly the existing fuzz targets.
+func TestFuzzTargets(t *testing.T) {
+	t.Chdir(root)
+	const page = "docs/explanation/security.md"
+	documented := map[string]int{}
+	for _, name := range regexp.MustCompile("`(Fuzz\\w+)`").FindAllStringSubmatch(testfile.Read(t, page), -1) {
+		documented[name[1]]++
+	}
+	target := regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
+	for file, source := range texts(t, ".", func(name string) bool { return strings.HasSuffix(name, "_test.go") }) {
+		for _, name := range target.FindAllStringSubmatch(source, -1) {
+			if documented[name[1]]--; documented[name[1]] < 0 {
+				t.Errorf("%s lacks %s of %s", page, name[1], path.Dir(file))
+			}
+		}
+	}
+	for name, n := range documented {
+		if n > 0 {
+			t.Errorf("%s lists %s, which does not exist", page, name)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	backend "github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/capture"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -157,7 +158,5 @@ func TestSlowInitialization(t *testing.T) {
 		}
 		return fakeDriver("590.48.01").answer(c)
 	})
-	if !strings.Contains(out, "gpu0 nvmlDeviceGetPerformanceState") {
-		t.Errorf("got no GPU: %s", out)
-	}
+	expect.Contains(t, out, "gpu0 nvmlDeviceGetPerformanceState", "got no GPU")
 }

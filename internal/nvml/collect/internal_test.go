@@ -1,12 +1,12 @@
 package collect
 
 import (
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 // TestUtilizationSamples averages values that drivers returned, and that the
@@ -24,7 +24,5 @@ func TestUtilizationSamples(t *testing.T) {
 		{Pid: 3, TimeStamp: 1 << 63, SmUtil: 100},
 	}, now-100)
 	want := []device.ProcessUsage{{PID: 1, SM: 0.2, MemoryController: 0.2}, {PID: 2, SM: 1, Decoder: 1}, {PID: 3}}
-	if !slices.Equal(usage, want) {
-		t.Errorf("got %+v; want %+v", usage, want)
-	}
+	expect.EqualSlices(t, usage, want)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/capture"
 	"github.com/podgauge/podgauge/internal/sim/replay"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
@@ -53,9 +54,8 @@ func TestHangingCall(t *testing.T) {
 		t.Skip("takes more than ten seconds")
 	}
 	dir := t.TempDir()
-	if _, err := nvmltest.Build(dir); err != nil {
-		t.Fatal(err)
-	}
+	_, err := nvmltest.Build(dir)
+	require.NoError(t, err)
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "lib"), 0o755))
 	require.NoError(t, os.Rename(filepath.Join(dir, "libnvidia-ml.so.1"), filepath.Join(dir, "lib", "libnvidia-ml.so.1")))
 	scenario := nvmltest.NewScenario(filepath.Join(dir, "scenario"))
@@ -76,9 +76,7 @@ func TestHangingCall(t *testing.T) {
 		t.Fatalf("the capture lacks calls: %d", len(f.Answers))
 	}
 	for key, a := range f.Answers {
-		if a.Hung != (key == "gpu0 nvmlDeviceGetUtilizationRates") {
-			t.Errorf("%s: hung %t", key, a.Hung)
-		}
+		expect.Equal(t, a.Hung, (key == "gpu0 nvmlDeviceGetUtilizationRates"), key, "hung")
 		for _, word := range []string{"Set", "Reset", "Clear", "Create", "Destroy", "Modify", "Freeze"} {
 			if strings.Contains(replay.Function(key), word) && !strings.HasPrefix(replay.Function(key), "nvmlEventSet") {
 				t.Errorf("%s changes the node", key)
@@ -101,9 +99,7 @@ func TestHangingCall(t *testing.T) {
 		return result
 	}
 	hanging := read(devices[0].GPU)
-	if err := <-read(devices[1].GPU); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, <-read(devices[1].GPU))
 	select {
 	case err := <-hanging:
 		t.Errorf("the hanging GPU: got %v", err)

@@ -17,6 +17,7 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"go.uber.org/goleak"
 )
 
@@ -34,9 +35,7 @@ func (s *apiFixture) request(t *testing.T, method, url string) *httptest.Respons
 	for name, want := range map[string]string{
 		"Content-Type": "application/json", "Content-Length": fmt.Sprint(w.Body.Len()),
 	} {
-		if got := w.Header().Get(name); got != want {
-			t.Errorf("%s %s: %s: got %q, want %q", method, url, name, got, want)
-		}
+		expect.Equal(t, w.Header().Get(name), want, method, url, name)
 	}
 	if !json.Valid(w.Body.Bytes()) || !utf8.Valid(w.Body.Bytes()) || strings.Contains(w.Body.String(), "null") {
 		t.Errorf("%s %s: got %q", method, url, w.Body)
@@ -150,9 +149,8 @@ func TestDevices(t *testing.T) {
 		for _, dev := range d.Devices {
 			states = append(states, dev.AllocationState)
 		}
-		if want := []string{"allocated", "partitioned", "shared", "unallocated", "unnamed"}; !slices.Equal(states, want) {
-			t.Errorf("allocation states: got %v, want %v", states, want)
-		}
+		expect.EqualSlices(t, states, []string{"allocated", "partitioned", "shared", "unallocated", "unnamed"},
+			"allocation states")
 		for query, want := range map[string]int{
 			"?device=0": 1, "?device=GPU-1": 3, "?device=1": 3, "?device=MIG-1-1": 1, "?device=8": 0,
 		} {
@@ -168,9 +166,7 @@ func TestDevices(t *testing.T) {
 		if got := podNames(gpu.Owners); got != "train" || !gpu.Owners[0].FirstSeen.Equal(now.Add(-time.Hour)) {
 			t.Errorf("GPU 0: got owners %s, since %s", got, gpu.Owners[0].FirstSeen)
 		}
-		if got := podNames(gpu.PastOwners); got != "embed past" {
-			t.Errorf("GPU 0: got past owners %s", got)
-		}
+		expect.Equal(t, podNames(gpu.PastOwners), "embed past", "GPU 0")
 		if mig.Profile != "1g.10gb" || *mig.MIGDeviceIndex != 0 || *mig.GI != 7 || mig.NUMANode != nil ||
 			podNames(mig.Owners) != "train embed" || len(mig.Owners[1].Resources) != 2 {
 			t.Errorf("MIG device: got %+v", mig)
@@ -215,9 +211,8 @@ func TestUnknownState(t *testing.T) {
 		t.Errorf("got %+v", n)
 	}
 	s.Driver = device.Driver{State: device.DriverUp} // a driver without known devices is about to list them
-	if got := getJSON[api.NodeResponse](t, s, api.NodePath).Driver.State; got != "starting" {
-		t.Errorf("before the first checks of the devices: got driver %s", got)
-	}
+	expect.Equal(t, getJSON[api.NodeResponse](t, s, api.NodePath).Driver.State, "starting",
+		"before the first checks of the devices")
 	if w := new(apiFixture).request(t, http.MethodGet, api.IncidentsPath); w.Code != http.StatusOK {
 		t.Errorf("incidents of a node without incidents: got status %d, %s", w.Code, w.Body)
 	}
@@ -289,9 +284,7 @@ func TestIncidents(t *testing.T) {
 				t.Errorf("%s: got %v of %d, want %s of %d", c.query, ids, got.Total, c.want, c.total)
 			}
 		}
-		if body := s.request(t, http.MethodGet, api.IncidentsPath).Body.String(); !strings.Contains(body, `"affected":[]`) {
-			t.Errorf("got %s", body)
-		}
+		expect.Contains(t, s.request(t, http.MethodGet, api.IncidentsPath).Body.String(), `"affected":[]`)
 	})
 }
 
@@ -418,9 +411,7 @@ func TestIncidentOfPartitionedGPU(t *testing.T) {
 		for _, d := range getJSON[api.DevicesResponse](t, s, api.DevicesPath+"?device=1").Devices {
 			last = append(last, d.LastIncident.ID)
 		}
-		if !slices.Equal(last, []uint64{5, 4, 5}) {
-			t.Errorf("last incidents: got %v", last)
-		}
+		expect.EqualSlices(t, last, []uint64{5, 4, 5}, "last incidents")
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -107,16 +108,12 @@ func TestWatch(t *testing.T) {
 			}
 			time.Sleep(10 * time.Second)
 			w.setFlaps(9)
-			if last := s.want(1); !strings.Contains(last, `"flaps":9`) {
-				t.Errorf("after a change: got %s", last)
-			}
+			expect.Contains(t, s.want(1), `"flaps":9`, "after a change")
 			time.Sleep(15*time.Second - time.Nanosecond)
 			s.want(0)
 			time.Sleep(time.Nanosecond)
 			at, _ := time.Now().MarshalText()
-			if beat := s.want(1); !strings.Contains(beat, fmt.Sprintf(`"at":"%s"`, at)) {
-				t.Errorf("after 15 s: got %s", beat)
-			}
+			expect.Contains(t, s.want(1), fmt.Sprintf(`"at":"%s"`, at), "after 15 s")
 		})
 	}
 }
@@ -177,9 +174,7 @@ func TestWatchSkipsStates(t *testing.T) {
 			w.setFlaps(i)
 			time.Sleep(time.Millisecond)
 		}
-		if last := s.want(6); !strings.Contains(last, `"flaps":999`) {
-			t.Errorf("got %s", last)
-		}
+		expect.Contains(t, s.want(6), `"flaps":999`)
 	})
 }
 
@@ -205,13 +200,9 @@ func TestWatchedIncidents(t *testing.T) {
 		w := newWatchedNode(t)
 		w.change(func(n *api.Node) { n.Incidents.Incidents = []incident.Incident{{ID: 77, Last: time.Now()}} })
 		s := w.start(api.NodePath+"?watch", 100)
-		if first := s.want(1); !strings.Contains(first, `"id":77`) {
-			t.Errorf("got %s", first)
-		}
+		expect.Contains(t, s.want(1), `"id":77`)
 		time.Sleep(16 * time.Minute)
-		if last := s.want(16 * 4); !strings.Contains(last, `"incidents":[]`) {
-			t.Errorf("after 16 minutes: got %s", last)
-		}
+		expect.Contains(t, s.want(16*4), `"incidents":[]`, "after 16 minutes")
 	})
 }
 

@@ -18,6 +18,8 @@ import (
 
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/test/helpers/expect"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -74,14 +76,10 @@ func newBundleCluster(t *testing.T) (c *fakeCluster, debugPods *[]string) {
 func readBundle(t *testing.T, path string) (names []string, contents map[string]string) {
 	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	unzipped, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	contents = map[string]string{}
 	for files := tar.NewReader(unzipped); ; {
 		header, err := files.Next()
@@ -120,17 +118,13 @@ func TestBundle(t *testing.T) {
 	for i := range want {
 		want[i] = "podgauge-node-a/" + want[i]
 	}
-	if !slices.Equal(names, want) {
-		t.Errorf("files: got %q, want %q", names, want)
-	}
+	expect.EqualSlices(t, names, want, "files")
 	for name, content := range contents {
 		if strings.Contains(content, "hunter2") || strings.Contains(content, "web.config.file") {
 			t.Errorf("%s has a secret: %s", name, content)
 		}
 	}
-	if contents["doctor.txt"] != "failure  driver  no answer\n" {
-		t.Errorf("doctor with problems: got %q", contents["doctor.txt"])
-	}
+	expect.Equal(t, contents["doctor.txt"], "failure  driver  no answer\n", "doctor with problems")
 	if !strings.Contains(contents["podgauge.log"], "reason=xid_79 url=http://10.0.0.1:9400/metrics\n") || !strings.HasPrefix(contents["nvidia-bug-report.log.gz"], "\x1f\x8b") {
 		t.Errorf("got %q", contents["podgauge.log"])
 	}

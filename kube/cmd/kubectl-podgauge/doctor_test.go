@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -19,9 +19,7 @@ import (
 func TestDoctor(t *testing.T) {
 	c := newFakeCluster(t, map[string]*fakeNode{"node-a": {}, "node-b": {}, "node-c": {}, "node-d": {}})
 	runInPod := func(ctx context.Context, p *corev1.Pod, command []string) ([]byte, error) {
-		if !slices.Equal(command, []string{"podgauge", "doctor", "--output=json"}) {
-			t.Errorf("command: got %q", command)
-		}
+		expect.EqualSlices(t, command, []string{"podgauge", "doctor", "--output=json"}, "command")
 		switch p.Spec.NodeName {
 		case "node-a":
 			return []byte(`{"node":"node-a","failures":1,"checks":[{"check":"driver","status":"ok","message":"2 GPUs"},` +
@@ -87,7 +85,5 @@ func TestExecTransport(t *testing.T) {
 		t.Errorf("got status %d, %s, requests %q", status, errs, c.requests)
 	}
 	const want = "podgauge incidents --output=json --pod=llm-0"
-	if !slices.Equal(commands, []string{want}) {
-		t.Errorf("commands: got %q", commands)
-	}
+	expect.EqualSlices(t, commands, []string{want}, "commands")
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 	"github.com/prometheus/common/model"
 	corev1 "k8s.io/api/core/v1"
@@ -200,9 +201,7 @@ func TestJobWithInformation(t *testing.T) {
 		"the first fault is of GPU 1 on node node-a, 10 min ago", "information node-b 0 train-1 main xid_63 gone - - ",
 		"first fault node-a", "consequence node-b - train-1 main - - - Failed, Error, exit 1",
 	} {
-		if !strings.Contains(out, want) {
-			t.Errorf("got %s, want %s", out, want)
-		}
+		expect.Contains(t, out, want)
 	}
 }
 
@@ -237,8 +236,6 @@ func TestJobOfRemovedNodes(t *testing.T) {
 		`last_over_time(nvidia_gpu_allocation_info{namespace="serving",pod="llm-9"}[1w])`,
 		`last_over_time(nvidia_gpu_allocation_info{namespace="serving",label_gpu!~"a|b\\.c",label_team=~"blue",label_x=~"",label_y=~".+"}[1w]) or `,
 	} {
-		if !strings.Contains(queries, query) {
-			t.Errorf("missing query %s in\n%s", query, queries)
-		}
+		expect.Contains(t, queries, query, "missing query", query, "in\n")
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -59,9 +60,7 @@ func TestRetire(t *testing.T) {
 		}
 		file := c.retiredFile()
 		if step.list == nil {
-			if file != before {
-				t.Errorf("%s: got list %s", step.args, file)
-			}
+			expect.Equal(t, file, before, step.args)
 			continue
 		}
 		list, err := config.ParseRetired(file)
@@ -155,9 +154,7 @@ func TestRetired(t *testing.T) {
 	}
 	out, _, _ := c.run(nil, "retired", "-o=json")
 	for _, want := range []string{`"source": "podgauge/podgauge-retired"`, `"source": "node"`, `"present": true`, `"pending": true`} {
-		if !strings.Contains(out, want) {
-			t.Errorf("got %s, want %s", out, want)
-		}
+		expect.Contains(t, out, want)
 	}
 }
 

@@ -4,25 +4,38 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/docs"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/program"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testlog"
+	"github.com/spf13/pflag"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
+	clienttesting "k8s.io/client-go/testing"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -92,9 +105,7 @@ func (s *apiServer) kubeconfig(t *testing.T) string {
 	config := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "c",
 		"clusters": [{"name": "c", "cluster": {"server": %q}}],
 		"contexts": [{"name": "c", "context": {"cluster": "c", "namespace": "podgauge"}}]}`, s.URL)
-	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte(config), 0o600))
 	return path
 }
 
@@ -161,9 +172,7 @@ func TestController(t *testing.T) {
 		"podgauge_kube_leader 1\n", `podgauge_kube_nodes{state="followed"} 1` + "\n", "podgauge_kube_events_dropped_total 0\n",
 		`podgauge_kube_nodes{state="unreachable"} 0` + "\n", `podgauge_kube_requests_total{code="201"} 2` + "\n",
 	} {
-		if !strings.Contains(scrape, want) {
-			t.Errorf("got no %q in %s", want, scrape)
-		}
+		expect.Contains(t, scrape, want, "metrics")
 	}
 	for _, path := range []string{"/healthz", "/readyz"} {
 		if got := get(path); !strings.HasPrefix(got, "200 OK") {
@@ -175,9 +184,7 @@ func TestController(t *testing.T) {
 	if got := <-status; got != 0 {
 		t.Errorf("got exit status %d: %s", got, stderr.String())
 	}
-	if !strings.Contains(s.object(lease), `"holderIdentity":""`) {
-		t.Errorf("got lease %s, want no holder", s.object(lease))
-	}
+	expect.Contains(t, s.object(lease), `"holderIdentity":""`)
 	for line := range strings.Lines(stderr.String()) { // of client-go, too
 		if !json.Valid([]byte(line)) {
 			t.Errorf("got line %s", line)
@@ -227,4 +234,135 @@ func TestCommandLine(t *testing.T) {
 	if status := run(t.Context(), &stdout, io.Discard, []string{"version"}); status != 0 || stdout.String() != "podgauge-kube dev\n" {
 		t.Errorf("version: got %d, %q", status, stdout.String())
 	}
+}
+
+// replica is a replica of the controller, which records what its task does.
+type replica struct {
+	stop  context.CancelFunc
+	tasks chan string // "begin", "end"
+	done  chan error
+}
+
+func startReplica(ctx context.Context, client *fake.Clientset, err error) *replica {
+	ctx, cancel := context.WithCancel(ctx)
+	r := &replica{stop: cancel, tasks: make(chan string, 2), done: make(chan error, 1)}
+	e := election{enabled: true, namespace: "podgauge", name: "podgauge-kube"}
+	go func() {
+		r.done <- e.lead(ctx, client, slog.New(slog.DiscardHandler), func(ctx context.Context) error {
+			r.tasks <- "begin"
+			<-ctx.Done()
+			time.Sleep(time.Second) // the last request
+			r.tasks <- "end, holder " + holder(client)
+			return err
+		})
+	}()
+	return r
+}
+
+// holder returns the host of the lease's holder.
+func holder(client *fake.Clientset) string {
+	lease, err := client.CoordinationV1().Leases("podgauge").Get(context.Background(), "podgauge-kube", metav1.GetOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	if id := *lease.Spec.HolderIdentity; id == "" {
+		return "nobody"
+	}
+	return "somebody"
+}
+
+// TestElection checks that one of two replicas leads, and that the other one follows at once when it ends, but not
+// before its last request.
+func TestElection(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		client := fake.NewClientset()
+		first := startReplica(t.Context(), client, nil)
+		expect.Equal(t, <-first.tasks, "begin")
+		second := startReplica(t.Context(), client, nil)
+		time.Sleep(time.Minute)
+		if len(second.tasks) != 0 {
+			t.Error("two replicas lead")
+		}
+		first.stop()
+		if got := <-first.tasks; got != "end, holder somebody" {
+			t.Errorf("got %s, want the lease until the end of the task", got)
+		}
+		expect.NoError(t, <-first.done)
+		begin := time.Now()
+		if <-second.tasks; time.Since(begin) > 3*retryPeriod { // client-go waits for up to 2.2 periods
+			t.Errorf("the second replica follows after %s", time.Since(begin))
+		}
+		third := startReplica(t.Context(), client, nil)
+		synctest.Wait()
+		third.stop() // without the lease
+		second.stop()
+		if err := errors.Join(<-second.done, <-third.done); err != nil || holder(client) != "nobody" {
+			t.Errorf("got error %v, lease of %s", err, holder(client))
+		}
+	})
+}
+
+// TestLostLease checks that a leader that cannot renew the lease ends its task and returns an error.
+func TestLostLease(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		client := fake.NewClientset()
+		var down atomic.Bool
+		client.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return down.Load(), nil, errors.New("no API server")
+		})
+		r := startReplica(t.Context(), client, nil)
+		<-r.tasks
+		begin := time.Now()
+		down.Store(true)
+		expect.Error(t, <-r.done, "lost the lease")
+		if d := time.Since(begin); d > leaseDuration {
+			t.Errorf("the task ended after %s, when another replica may lead", d)
+		}
+		if len(r.tasks) != 1 {
+			t.Error("the task did not end")
+		}
+	})
+}
+
+// TestFailedTask checks that the error of a task ends the process.
+func TestFailedTask(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		failure := errors.New("broken")
+		r := startReplica(t.Context(), fake.NewClientset(), failure)
+		<-r.tasks
+		r.stop()
+		expect.ErrorIs(t, <-r.done, failure)
+		e, ran := election{}, false
+		if err := e.lead(t.Context(), nil, nil, func(context.Context) error { ran = true; return nil }); err != nil || !ran {
+			t.Errorf("without election: got %v", err)
+		}
+	})
+}
+
+var update = flag.Bool("update", false, "write docs/reference/podgauge-kube.md")
+
+// TestFlagTables checks that docs/reference/podgauge-kube.md has the flags.
+func TestFlagTables(t *testing.T) {
+	log := &pflag.FlagSet{}
+	(&logOptions{}).addFlags(log)
+	docs.CheckTables(t, *update, "../../../docs/reference/podgauge-kube.md", map[string]string{
+		"controller": flagTable(newControllerCommand(nil).Flags()),
+		"node":       flagTable(newNodeCommand(nil).Flags()),
+		"log":        flagTable(log),
+	})
+}
+
+// flagTable returns the flags in the order of --help.
+func flagTable(flags *pflag.FlagSet) string {
+	table := strings.Builder{}
+	table.WriteString("|flag|default|purpose|\n|---|---|---|\n")
+	flags.VisitAll(func(f *pflag.Flag) {
+		value := ""
+		if f.DefValue != "" && f.DefValue != "[]" {
+			value = "`" + f.DefValue + "`"
+		}
+		_, usage := pflag.UnquoteUsage(f)
+		fmt.Fprintf(&table, "|`--%s`|%s|%s|\n", f.Name, value, strings.ReplaceAll(usage, "|", `\|`))
+	})
+	return table.String()
 }

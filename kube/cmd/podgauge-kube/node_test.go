@@ -16,6 +16,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testlog"
 	"google.golang.org/grpc"
@@ -29,9 +30,6 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
-
-// testTimeout is the maximum wait for an event that takes milliseconds.
-const testTimeout = 30 * time.Second
 
 func TestNodeFlags(t *testing.T) {
 	for _, test := range []struct {
@@ -148,7 +146,7 @@ func TestNode(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			client := newAPIServer()
 			o := test.options
-			o.dir, o.node, o.timeout, o.log = background.Dir(t), "a", testTimeout, slog.New(slog.NewTextHandler(io.Discard, nil))
+			o.dir, o.node, o.timeout, o.log = background.Dir(t), "a", time.Minute, slog.New(slog.NewTextHandler(io.Discard, nil))
 			ended := make(chan struct{})
 			stop := background.Run(t, func(ctx context.Context) error {
 				defer close(ended)
@@ -182,15 +180,11 @@ func TestNode(t *testing.T) {
 // empty.
 func waitForFile(t *testing.T, path, content string) {
 	t.Helper()
-	for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) {
+	program.WaitUntil(t, path+" has "+content, func() bool {
 		got, _ := os.ReadFile(path) // a socket cannot be read
-		if _, err := os.Stat(path); err == nil && string(got) == content {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: got %q, want %q", path, got, content)
-		}
-	}
+		_, err := os.Stat(path)
+		return err == nil && string(got) == content
+	})
 }
 
 // listPods waits for one pod.
@@ -199,13 +193,8 @@ func listPods(t *testing.T, socket string) {
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(t, err)
 	defer conn.Close()
-	for end := time.Now().Add(testTimeout); ; {
+	program.WaitUntil(t, "the list has one pod", func() bool {
 		list, err := api.NewPodsClient(conn).ListPods(t.Context(), &api.ListPodsRequest{})
-		if err == nil && len(list.Pods) == 1 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("got %v, %v, want one pod", list, err)
-		}
-	}
+		return err == nil && len(list.Pods) == 1
+	})
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/kube/internal/condition"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,9 +49,7 @@ func newClient(t *testing.T, conditions ...corev1.NodeCondition) *fake.Clientset
 func conditions(t *testing.T, c *fake.Clientset) map[corev1.NodeConditionType]corev1.NodeCondition {
 	t.Helper()
 	object, err := c.Tracker().Get(corev1.SchemeGroupVersion.WithResource("nodes"), "", "node-a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	byType := map[corev1.NodeConditionType]corev1.NodeCondition{}
 	for _, c := range object.(*corev1.Node).Status.Conditions {
 		byType[c.Type] = c
@@ -63,18 +63,14 @@ func conditions(t *testing.T, c *fake.Clientset) map[corev1.NodeConditionType]co
 func kinds(t *testing.T, preset string) []condition.Kind {
 	t.Helper()
 	k, err := condition.Settings{Preset: preset}.Kinds()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return k
 }
 
 func report(t *testing.T, r *condition.Reporter, response *api.NodeResponse) time.Duration {
 	t.Helper()
 	next, err := r.Report(t.Context(), "node-a", response)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return next
 }
 
@@ -185,9 +181,7 @@ func TestPresets(t *testing.T) {
 			for _, want := range lines {
 				typ, want, _ := strings.Cut(want, " ")
 				k := got[corev1.NodeConditionType(typ)]
-				if got := string(k.Status) + " " + k.Reason + " " + k.Message; got != want {
-					t.Errorf("%s, %s: got %s, want %s", name, typ, got, want)
-				}
+				expect.Equal(t, string(k.Status)+" "+k.Reason+" "+k.Message, want, name, typ)
 				if k.LastTransitionTime.IsZero() || k.LastHeartbeatTime.IsZero() {
 					t.Errorf("%s, %s: got no time: %v", name, typ, k)
 				}
@@ -212,18 +206,14 @@ func TestTransitions(t *testing.T) {
 			if c.Status != status || !c.LastHeartbeatTime.Time.Equal(heartbeat) || !c.LastTransitionTime.Time.Equal(transition) {
 				t.Errorf("got %v, want %s, heartbeat %s, transition %s", c, status, heartbeat, transition)
 			}
-			if n := len(client.Actions()); n != patches {
-				t.Errorf("got %d requests, want %d", n, patches)
-			}
+			expect.Equal(t, len(client.Actions()), patches, "requests")
 		}
 		if next := report(t, r, response(healthy())); next != time.Minute {
 			t.Errorf("got %s to the next heartbeat of an earlier process", next)
 		}
 		check("False", begin.Add(-4*time.Minute), before.Time, 1)
 		time.Sleep(time.Minute)
-		if next := report(t, r, response(healthy())); next != 5*time.Minute {
-			t.Errorf("got %s to the next heartbeat", next)
-		}
+		expect.Equal(t, report(t, r, response(healthy())), 5*time.Minute, "to the next heartbeat")
 		check("False", begin.Add(time.Minute), before.Time, 2)
 
 		time.Sleep(time.Minute)
@@ -231,9 +221,7 @@ func TestTransitions(t *testing.T) {
 		failed := begin.Add(2 * time.Minute)
 		check("True", failed, failed, 3)
 		time.Sleep(time.Second)
-		if next := report(t, r, response(healthy())); next != time.Second {
-			t.Errorf("got %s after a second change", next)
-		}
+		expect.Equal(t, report(t, r, response(healthy())), time.Second, "after a second change")
 		check("True", failed, failed, 3)
 		time.Sleep(time.Second)
 		report(t, r, response(unhealthy("lost", ""))) // another reason is no transition
@@ -267,9 +255,7 @@ func TestFailedUpdate(t *testing.T) {
 	if c := conditions(t, client)["AcceleratedHardwareReady"]; c.Status != corev1.ConditionTrue {
 		t.Errorf("got %v", c)
 	}
-	if err := r.Forget(context.Background(), "node-a"); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, r.Forget(context.Background(), "node-a"))
 }
 
 // TestSettings checks the flags that change a preset.
@@ -279,9 +265,7 @@ func TestSettings(t *testing.T) {
 		Reasons: map[string]string{"ready": "OK", "unhealthy": "Bad", "unknown": "NoDriver"},
 	}
 	all, err := s.Kinds()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	absent := response()
 	absent.Driver.State = "absent"
 	for want, response := range map[string]*api.NodeResponse{
@@ -290,9 +274,7 @@ func TestSettings(t *testing.T) {
 		client := newClient(t)
 		report(t, condition.New(client, all), response)
 		c := conditions(t, client)["example.com/GPUReady"]
-		if got := string(c.Status) + " " + c.Reason; got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
+		expect.Equal(t, string(c.Status)+" "+c.Reason, want)
 	}
 	for want, s := range map[string]condition.Settings{
 		`--node-condition "gke": expected podgauge, eks or aks`:                                {Preset: "gke"},

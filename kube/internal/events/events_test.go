@@ -14,6 +14,8 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/kube/internal/events"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/expect"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testlog"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
@@ -58,9 +60,7 @@ func (f *fixture) restart() { f.Reporter = events.New(f.client, f.log.Logger()) 
 func (f *fixture) report(incidents ...incident.Incident) (next time.Duration) {
 	f.t.Helper()
 	next, err := f.Report(f.t.Context(), "node-a", &api.NodeResponse{Incidents: incidents})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	require.NoError(f.t, err)
 	return next
 }
 
@@ -69,9 +69,7 @@ func (f *fixture) events() map[string]*corev1.Event {
 	f.t.Helper()
 	gvr := corev1.SchemeGroupVersion.WithResource("events")
 	object, err := f.client.Tracker().List(gvr, corev1.SchemeGroupVersion.WithKind("Event"), "")
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	require.NoError(f.t, err)
 	byName, list := map[string]*corev1.Event{}, object.(*corev1.EventList)
 	for i := range list.Items {
 		byName[list.Items[i].Namespace+"/"+list.Items[i].Name] = &list.Items[i]
@@ -127,9 +125,7 @@ func xid79(id uint64, pods ...string) incident.Incident {
 func TestEvents(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fixture) {
 		i := xid79(1, "trainer", "trainer", "side")
-		if next := f.report(i); next != 0 {
-			t.Errorf("got the next call after %s", next)
-		}
+		expect.Equal(t, f.report(i), 0, "next call after")
 		f.wantEvents(onNode, onTrainer, strings.Replace(onTrainer, "trainer", "side", 1))
 		for name, e := range f.events() {
 			want := map[string]types.UID{"node-a": "node-a", "trainer": "uid-trainer", "side": "uid-side"}[e.InvolvedObject.Name]
@@ -212,9 +208,7 @@ func TestPodUID(t *testing.T) {
 		if e := f.events()["team/trainer.0000000000000001"]; e != nil {
 			got = e.InvolvedObject.UID
 		}
-		if got != test.want {
-			t.Errorf("%s: got UID %q, want %q", name, got, test.want)
-		}
+		expect.Equal(t, got, test.want, name, "UID")
 	}
 }
 
@@ -257,9 +251,7 @@ func TestExpired(t *testing.T) {
 		i := xid79(1)
 		f.report(i)
 		gvr := corev1.SchemeGroupVersion.WithResource("events")
-		if err := f.client.Tracker().Delete(gvr, "default", "node-a.0000000000000001"); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, f.client.Tracker().Delete(gvr, "default", "node-a.0000000000000001"))
 		i.Count, i.Last = 2, time.Now()
 		next := f.report(i)
 		time.Sleep(next)
@@ -284,15 +276,11 @@ func TestOutage(t *testing.T) {
 				t.Error("got no error")
 			}
 		}
-		if n := len(f.client.Actions()); n != 3 {
-			t.Errorf("got %d requests", n)
-		}
+		expect.Equal(t, len(f.client.Actions()), 3, "requests")
 		down = false
 		f.report(response.Incidents...)
 		f.wantEvents(onNode, onTrainer)
-		if f.Dropped() != 0 {
-			t.Errorf("got %d dropped events", f.Dropped())
-		}
+		expect.Equal(t, f.Dropped(), 0, "dropped events")
 	})
 }
 
@@ -301,9 +289,7 @@ func TestRejectedEvent(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fixture) {
 		f.reject("create", "team", forbidden)
 		for range 10 {
-			if next := f.report(xid79(2, "a", "b"), xid79(1, "c")); next != 30*time.Second {
-				t.Errorf("got the next call after %s", next)
-			}
+			expect.Equal(t, f.report(xid79(2, "a", "b"), xid79(1, "c")), 30*time.Second, "next call after")
 		}
 		f.wantEvents(onNode, onNode)
 		if n := len(f.client.Actions()); n != 8 {
@@ -318,9 +304,7 @@ func TestRejectedEvent(t *testing.T) {
 			t.Errorf("got %d requests, %d dropped", n, f.Dropped())
 		}
 		f.report() // too old
-		if f.Dropped() != 3 {
-			t.Errorf("got %d dropped events", f.Dropped())
-		}
+		expect.Equal(t, f.Dropped(), 3, "dropped events")
 	})
 }
 
@@ -340,20 +324,12 @@ func TestEventRate(t *testing.T) {
 		}
 		time.Sleep(5*time.Minute + time.Second)
 		f.report(all...)
-		if n := len(f.events()); n != 26 {
-			t.Errorf("got %d events after five minutes", n)
-		}
+		expect.Equal(t, len(f.events()), 26, "events after five minutes")
 		f.report()
-		if f.Dropped() != 14 {
-			t.Errorf("got %d dropped events", f.Dropped())
-		}
-		if err := f.Forget(t.Context(), "node-a"); err != nil {
-			t.Error(err)
-		}
+		expect.Equal(t, f.Dropped(), 14, "dropped events")
+		expect.NoError(t, f.Forget(t.Context(), "node-a"))
 		f.report(xid79(41)) // the limit is forgotten, too
-		if n := len(f.events()); n != 27 {
-			t.Errorf("got %d events", n)
-		}
+		expect.Equal(t, len(f.events()), 27, "events")
 	})
 }
 
@@ -365,9 +341,7 @@ func TestNodeEventRate(t *testing.T) {
 			pods = append(pods, fmt.Sprint("pod-", i))
 		}
 		f.report(xid79(1, pods...))
-		if n := len(f.events()); n != 200 {
-			t.Errorf("got %d events", n)
-		}
+		expect.Equal(t, len(f.events()), 200, "events")
 		resources := make([]api.ResourceJSON, 1000)
 		for i := range resources {
 			resources[i] = api.ResourceJSON{Name: fmt.Sprint("r-", i), Waiting: true}
@@ -400,15 +374,12 @@ func TestWaiting(t *testing.T) {
 		report := func(resources ...api.ResourceJSON) time.Duration {
 			t.Helper()
 			next, err := f.Report(t.Context(), "node-a", &api.NodeResponse{Resources: resources})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			return next
 		}
 		waiting := api.ResourceJSON{Name: "nvidia.com/gpu", Waiting: true}
-		if next := report(waiting, api.ResourceJSON{Name: "nvidia.com/mig-1g.10gb"}); next != time.Hour {
-			t.Errorf("got the next call after %s", next)
-		}
+		expect.Equal(t, report(waiting, api.ResourceJSON{Name: "nvidia.com/mig-1g.10gb"}), time.Hour,
+			"next call after")
 		const want = "/node-a Warning GPUPluginWaiting 1: podgauge waits: another device plugin serves nvidia.com/gpu. " +
 			"Remove the other plugin, or start podgauge with --take-over."
 		f.wantEvents(want)
@@ -423,8 +394,6 @@ func TestWaiting(t *testing.T) {
 			t.Error("a resource that is served wants a call")
 		}
 		report(waiting) // waits again
-		if n := len(f.client.Actions()); n != 3 {
-			t.Errorf("got %d requests, want 3", n)
-		}
+		expect.Equal(t, len(f.client.Actions()), 3, "requests")
 	})
 }

@@ -98,8 +98,7 @@ func (c *cluster) want(what, content string) {
 
 func (c *cluster) setLabels(labels map[string]string) {
 	c.t.Helper()
-	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: labels}}
-	_, err := c.CoreV1().Nodes().Update(c.t.Context(), node, metav1.UpdateOptions{})
+	_, err := c.CoreV1().Nodes().Update(c.t.Context(), newNode(labels), metav1.UpdateOptions{})
 	require.NoError(c.t, err)
 }
 
@@ -152,22 +151,20 @@ func TestLoadLabel(t *testing.T) {
 		"no API server":             {refused: errors.New("refused"), want: "standard\n", logHas: "refused"},
 		"no API server, but before": {refused: errors.New("refused"), before: "shared\n", want: "shared\n", logHas: "refused"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				c := newCluster(t)
-				if test.node != nil {
-					require.NoError(t, c.Tracker().Add(test.node))
-				}
-				if test.before != "" {
-					require.NoError(t, os.WriteFile(c.path, []byte(test.before), 0o600))
-				}
-				c.refuse(test.refused)
-				require.NoError(t, c.load())
-				c.want("file", test.want)
-				if warned := c.log.Count("level=WARN") > 0; warned != (test.logHas != "") || !strings.Contains(c.log.String(), test.logHas) {
-					t.Errorf("log: got %s, want %q", c.log.String(), test.logHas)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			c := newCluster(t)
+			if test.node != nil {
+				require.NoError(t, c.Tracker().Add(test.node))
+			}
+			if test.before != "" {
+				require.NoError(t, os.WriteFile(c.path, []byte(test.before), 0o600))
+			}
+			c.refuse(test.refused)
+			require.NoError(t, c.load())
+			c.want("file", test.want)
+			if warned := c.log.Count("level=WARN") > 0; warned != (test.logHas != "") || !strings.Contains(c.log.String(), test.logHas) {
+				t.Errorf("log: got %s, want %q", c.log.String(), test.logHas)
+			}
 		})
 	}
 }
@@ -307,37 +304,35 @@ func (c *cluster) addPod(name string, claims ...string) *v1.Pod {
 func TestClaims(t *testing.T) {
 	const nvidia, other = "gpu.nvidia.com", "other.example.com"
 	for _, version := range []string{"v1", "v1beta2", "v1beta1"} {
-		t.Run(version, func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				c := newClaimsCluster(t, version,
-					newClaim("monitor", result{nvidia, true}, result{nvidia, true}), newClaim("train", result{nvidia, false}),
-					newClaim("mixed", result{nvidia, true}, result{nvidia, false}, result{other, true}), newClaim("pending"))
-				c.want("no pod", "")
-				c.addPod("job", "~train")
-				c.want("without admin access", "")
-				monitor := c.addPod("monitor", "~monitor")
-				c.want("admin access", "team/monitor/gpu.nvidia.com\n")
-				c.addPod("mixed", "mixed", "monitor")
-				const all = "team/mixed/other.example.com\nteam/monitor/gpu.nvidia.com\n"
-				c.want("admin access of one driver", all)
-				c.addPod("pending", "pending", "missing")
-				c.want("claims that cannot be read", all)
-				c.setClaim(version, newClaim("pending", result{nvidia, true}))
-				time.Sleep(time.Minute)
-				c.want("allocated later", all+"team/pending/gpu.nvidia.com\n")
-				monitor.Status.Phase = v1.PodSucceeded
-				_, err := c.CoreV1().Pods("team").Update(t.Context(), monitor, metav1.UpdateOptions{})
-				require.NoError(t, err)
-				require.NoError(t, c.CoreV1().Pods("team").Delete(t.Context(), "mixed", metav1.DeleteOptions{}))
-				c.want("ended pods", "team/pending/gpu.nvidia.com\n")
-				pattern, err := config.ParseClaimPattern("team/pending/gpu.nvidia.com")
-				if claims := (config.ClaimsConfig{Ignore: []config.ClaimPattern{pattern}}); err != nil || !claims.Ignores("team", "pending", nvidia) {
-					t.Errorf("podgauge does not ignore the claim: %v", err)
-				}
-				if n := c.log.Count("cannot update file"); n != 1 {
-					t.Errorf("log: got %s", c.log.String())
-				}
-			})
+		bubble.Run(t, version, func(t *testing.T) {
+			c := newClaimsCluster(t, version,
+				newClaim("monitor", result{nvidia, true}, result{nvidia, true}), newClaim("train", result{nvidia, false}),
+				newClaim("mixed", result{nvidia, true}, result{nvidia, false}, result{other, true}), newClaim("pending"))
+			c.want("no pod", "")
+			c.addPod("job", "~train")
+			c.want("without admin access", "")
+			monitor := c.addPod("monitor", "~monitor")
+			c.want("admin access", "team/monitor/gpu.nvidia.com\n")
+			c.addPod("mixed", "mixed", "monitor")
+			const all = "team/mixed/other.example.com\nteam/monitor/gpu.nvidia.com\n"
+			c.want("admin access of one driver", all)
+			c.addPod("pending", "pending", "missing")
+			c.want("claims that cannot be read", all)
+			c.setClaim(version, newClaim("pending", result{nvidia, true}))
+			time.Sleep(time.Minute)
+			c.want("allocated later", all+"team/pending/gpu.nvidia.com\n")
+			monitor.Status.Phase = v1.PodSucceeded
+			_, err := c.CoreV1().Pods("team").Update(t.Context(), monitor, metav1.UpdateOptions{})
+			require.NoError(t, err)
+			require.NoError(t, c.CoreV1().Pods("team").Delete(t.Context(), "mixed", metav1.DeleteOptions{}))
+			c.want("ended pods", "team/pending/gpu.nvidia.com\n")
+			pattern, err := config.ParseClaimPattern("team/pending/gpu.nvidia.com")
+			if claims := (config.ClaimsConfig{Ignore: []config.ClaimPattern{pattern}}); err != nil || !claims.Ignores("team", "pending", nvidia) {
+				t.Errorf("podgauge does not ignore the claim: %v", err)
+			}
+			if n := c.log.Count("cannot update file"); n != 1 {
+				t.Errorf("log: got %s", c.log.String())
+			}
 		})
 	}
 }

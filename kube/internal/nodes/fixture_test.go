@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -18,6 +17,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/kube/internal/nodes"
+	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testlog"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
@@ -46,17 +47,11 @@ func start(t *testing.T) *fixture {
 		HTTP:      &http.Client{Transport: &http.Transport{DialContext: f.network.dial, DisableKeepAlives: true}},
 		Reporters: []nodes.Reporter{f.recorder}, Log: f.log.Logger(),
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- f.nodes.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+	t.Cleanup(func() { // after the end of Run
 		f.network.close()
 		synctest.Wait()
 	})
+	background.Run(t, f.nodes.Run)
 	synctest.Wait() // the watch is established
 	return f
 }
@@ -81,19 +76,13 @@ func (f *fixture) pod(node, address string, change ...func(*corev1.Pod)) *corev1
 		c(p)
 	}
 	p, err := f.client.CoreV1().Pods(p.Namespace).Create(f.t.Context(), p, metav1.CreateOptions{})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	require.NoError(f.t, err)
 	return p
 }
 
-func notReady(p *corev1.Pod) { p.Status.Conditions = nil }
-
 func (f *fixture) deletePod(p *corev1.Pod) {
 	f.t.Helper()
-	if err := f.client.CoreV1().Pods(p.Namespace).Delete(f.t.Context(), p.Name, metav1.DeleteOptions{}); err != nil {
-		f.t.Fatal(err)
-	}
+	require.NoError(f.t, f.client.CoreV1().Pods(p.Namespace).Delete(f.t.Context(), p.Name, metav1.DeleteOptions{}))
 }
 
 // wantReports waits and compares the reports since the last call.
@@ -266,7 +255,7 @@ func state(devices ...string) string {
 	}
 	line, err := json.Marshal(r)
 	if err != nil {
-		panic(fmt.Sprintf("encode response: %v", err))
+		panic(err)
 	}
 	return string(line)
 }

@@ -1,19 +1,33 @@
 package nodes_test
 
 import (
+	"context"
+	"encoding/pem"
 	"errors"
 	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/retry"
+	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/kube/internal/nodes"
 	"github.com/podgauge/podgauge/test/bubble"
+	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/expect"
+	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testlog"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 )
 
@@ -31,9 +45,7 @@ func TestFollow(t *testing.T) {
 		a.lines <- state("GPU-1")
 		b.lines <- state("GPU-2")
 		f.wantReports(time.Second, "node-a: GPU-1", "node-b: GPU-2")
-		if want := "/api/v1/node?watch"; a.requests[0] != want {
-			t.Errorf("got request %s, want %s", a.requests[0], want)
-		}
+		expect.Equal(t, a.requests[0], "/api/v1/node?watch")
 		for range 3 {
 			a.lines <- state("GPU-1") // with a later time
 		}
@@ -137,27 +149,25 @@ func TestBadResponses(t *testing.T) {
 		"redirect":        {307, "", "307 Temporary Redirect"},
 		"escape sequence": {500, "\x1b[2J", "500 Internal Server Error: \uFFFD[2J"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) {
-				f := start(t)
-				f.network.serve("10.0.0.1", func(w http.ResponseWriter, _ *http.Request) {
-					w.WriteHeader(c.status)
-					w.Write([]byte(c.body))
-				})
-				f.pod("node-a", "10.0.0.1")
-				f.wantReports(10 * time.Second)
-				f.wantCount(0, 1)
-				if lines := f.log.Matching("cannot follow node"); len(lines) != 1 || !strings.Contains(lines[0], c.want) {
-					t.Errorf("got log %q, want %s", lines, c.want)
-				}
-				p := newPodgauge()
-				f.network.serve("10.0.0.1", p.ServeHTTP)
-				p.lines <- state("GPU-1")
-				f.wantReports(time.Second, "node-a: GPU-1")
-				if f.wantCount(1, 0); f.log.Count("node followed again") != 1 {
-					t.Errorf("got log %s", f.log.String())
-				}
+		bubble.Run(t, name, func(t *testing.T) {
+			f := start(t)
+			f.network.serve("10.0.0.1", func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(c.status)
+				w.Write([]byte(c.body))
 			})
+			f.pod("node-a", "10.0.0.1")
+			f.wantReports(10 * time.Second)
+			f.wantCount(0, 1)
+			if lines := f.log.Matching("cannot follow node"); len(lines) != 1 || !strings.Contains(lines[0], c.want) {
+				t.Errorf("got log %q, want %s", lines, c.want)
+			}
+			p := newPodgauge()
+			f.network.serve("10.0.0.1", p.ServeHTTP)
+			p.lines <- state("GPU-1")
+			f.wantReports(time.Second, "node-a: GPU-1")
+			if f.wantCount(1, 0); f.log.Count("node followed again") != 1 {
+				t.Errorf("got log %s", f.log.String())
+			}
 		})
 	}
 }
@@ -192,15 +202,14 @@ func TestSurge(t *testing.T) {
 		first := f.pod("node-a", "10.0.0.1")
 		old.lines <- state("GPU-1")
 		time.Sleep(time.Minute)
-		second := f.pod("node-a", "10.0.0.2", notReady)
+		second := f.pod("node-a", "10.0.0.2", func(p *corev1.Pod) { p.Status.Conditions = nil })
 		time.Sleep(time.Second)
 		if replacement.connections() != 0 {
 			t.Error("the pod that is not ready is followed")
 		}
 		second.Status.Conditions = first.Status.Conditions
-		if _, err := f.client.CoreV1().Pods("podgauge").UpdateStatus(t.Context(), second, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := f.client.CoreV1().Pods("podgauge").UpdateStatus(t.Context(), second, metav1.UpdateOptions{})
+		require.NoError(t, err)
 		replacement.lines <- state("GPU-2")
 		time.Sleep(time.Second)
 		f.take()
@@ -208,9 +217,7 @@ func TestSurge(t *testing.T) {
 		f.deletePod(first)
 		replacement.lines <- state("GPU-3")
 		f.wantReports(time.Second, "node-a: GPU-3")
-		if n := replacement.connections(); n != 1 {
-			t.Errorf("got %d connections", n)
-		}
+		expect.Equal(t, replacement.connections(), 1, "connections")
 	})
 }
 
@@ -221,9 +228,8 @@ func TestNodeGone(t *testing.T) {
 		p := newPodgauge()
 		f.network.serve("10.0.0.1", p.ServeHTTP)
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
-		if _, err := f.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := f.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{})
+		require.NoError(t, err)
 		pod := f.pod("node-a", "10.0.0.1")
 		p.lines <- state("GPU-1")
 		time.Sleep(time.Second)
@@ -231,9 +237,7 @@ func TestNodeGone(t *testing.T) {
 		time.Sleep(time.Second)
 		f.take()
 		f.wantReports(2 * time.Hour)
-		if err := f.client.CoreV1().Nodes().Delete(t.Context(), "node-a", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, f.client.CoreV1().Nodes().Delete(t.Context(), "node-a", metav1.DeleteOptions{}))
 		f.set(0, errors.New("no API server"))
 		time.Sleep(time.Hour)
 		if got := f.take(); len(got) < 10 || got[0] != "node-a forgotten" {
@@ -298,4 +302,77 @@ func TestNext(t *testing.T) {
 		f.take()
 		f.wantReports(10 * time.Minute)
 	})
+}
+
+// firstResponse sends the devices of the first response.
+type firstResponse chan string
+
+func (c firstResponse) Report(_ context.Context, _ string, r *api.NodeResponse) (time.Duration, error) {
+	select {
+	case c <- string(r.Devices[0].ID):
+	default:
+	}
+	return 0, nil
+}
+
+func (c firstResponse) Forget(context.Context, string) error { return nil }
+
+// TestTLSAndPassword checks that a node with a certificate and a password is followed, with each setting that trusts
+// the certificate, also after a change of the password.
+func TestTLSAndPassword(t *testing.T) {
+	dir := t.TempDir()
+	passwordFile, caFile := filepath.Join(dir, "password"), filepath.Join(dir, "ca.pem")
+	writeFile(t, passwordFile, "old\n")
+	first := make(chan struct{}, 1)
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if user, password, _ := r.BasicAuth(); user != "prometheus" || password != "new" {
+			w.WriteHeader(http.StatusUnauthorized)
+			select {
+			case first <- struct{}{}:
+			default:
+			}
+			return
+		}
+		w.Write([]byte(state("GPU-1") + "\n"))
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}))
+	defer server.Close()
+	writeFile(t, caFile, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
+	address := netip.MustParseAddrPort(server.Listener.Addr().String())
+	for name, settings := range map[string]rest.TLSClientConfig{
+		"authority":       {CAFile: caFile},
+		"name":            {CAFile: caFile, ServerName: "example.com"}, // of httptest
+		"any certificate": {Insecure: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, err := nodes.NewHTTPClient(settings)
+			require.NoError(t, err)
+			defer client.CloseIdleConnections()
+			writeFile(t, passwordFile, "old\n")
+			responses := make(firstResponse, 1)
+			var log testlog.Buffer
+			n := nodes.New(nodes.Options{
+				Kubernetes: fake.NewClientset(&corev1.Pod{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "podgauge", Name: "podgauge-1"},
+					Spec:       corev1.PodSpec{NodeName: "node-a"},
+					Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: address.Addr().String()},
+				}),
+				Scheme: "https", Port: int(address.Port()), HTTP: client, Username: "prometheus", PasswordFile: passwordFile,
+				Reporters: []nodes.Reporter{responses}, Log: log.Logger(),
+			})
+			defer background.Run(t, n.Run)()
+			<-first
+			writeFile(t, passwordFile, "new\n")
+			expect.Equal(t, <-responses, "GPU-1")
+		})
+	}
+	if _, err := nodes.NewHTTPClient(rest.TLSClientConfig{CAFile: passwordFile}); err == nil {
+		t.Error("a file without a certificate is accepted")
+	}
+}
+
+func writeFile(t *testing.T, path, content string) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 }

@@ -18,6 +18,8 @@ import (
 	"github.com/podgauge/podgauge/kube/internal/podsapi"
 	"github.com/podgauge/podgauge/kube/internal/source"
 	"github.com/podgauge/podgauge/test/helpers/background"
+	"github.com/podgauge/podgauge/test/helpers/expect"
+	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testlog"
 	"go.uber.org/goleak"
@@ -60,14 +62,15 @@ func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 	t.Helper()
 	c := &cluster{Clientset: fake.NewClientset(objects...), t: t, socket: filepath.Join(background.Dir(t), podsapi.SocketName)}
 	c.PrependReactor("list", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
-		if selector := action.(k8stesting.ListActionImpl).ListOptions.FieldSelector; selector != "spec.nodeName=a" {
-			t.Errorf("field selector: got %q", selector)
-		}
+		expect.Equal(t, action.(k8stesting.ListActionImpl).ListOptions.FieldSelector, "spec.nodeName=a",
+			"field selector")
 		if hold := c.lists.Load(); hold != nil {
 			<-*hold
 		}
-		err := c.refused.Load()
-		return err != nil, nil, deref(err)
+		if err := c.refused.Load(); err != nil {
+			return true, nil, *err
+		}
+		return false, nil, nil
 	})
 	c.PrependWatchReactor("pods", func(action k8stesting.Action) (bool, watch.Interface, error) {
 		if err := c.refused.Load(); err != nil {
@@ -82,13 +85,6 @@ func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 	return c
 }
 
-func deref(err *error) error {
-	if err == nil {
-		return nil
-	}
-	return *err
-}
-
 // startSidecar serves the pods.
 func (c *cluster) startSidecar() {
 	c.t.Helper()
@@ -98,14 +94,10 @@ func (c *cluster) startSidecar() {
 	stopServer := background.Run(c.t, server.Run)
 	stopSource := background.Run(c.t, src.Run)
 	c.stop = func() { stopServer(); stopSource() }
-	for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) {
-		if conn, err := net.Dial("unix", c.socket); err == nil {
-			require.NoError(c.t, conn.Close())
-			return
-		} else if time.Now().After(end) {
-			c.t.Fatal(err)
-		}
-	}
+	program.WaitUntil(c.t, "the socket is served", func() bool {
+		conn, err := net.Dial("unix", c.socket)
+		return err == nil && conn.Close() == nil
+	})
 }
 
 // outage ends the watch and fails requests.
@@ -286,9 +278,7 @@ func TestLifecycle(t *testing.T) {
 		t.Errorf("deleted pod: got %s %+v, want name and UID only", kind, gone)
 	}
 	d.waitFor("", "")
-	if got := <-d.calls + <-d.calls; got != "+a-a" {
-		t.Errorf("calls: got %s, want +a-a", got)
-	}
+	expect.Equal(t, <-d.calls+<-d.calls, "+a-a", "calls")
 }
 
 // TestStaticPod checks that the mirror pod has the UID of the kubelet.
@@ -448,9 +438,7 @@ func TestSocket(t *testing.T) {
 	}
 	long := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
 	server := podsapi.New(long, source.Pods(c, "a", c.log.Logger()), c.log.Logger())
-	if err := server.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "serve the Pods API") {
-		t.Errorf("long path: got %v", err)
-	}
+	expect.Error(t, server.Run(t.Context()), "serve the Pods API", "long path")
 }
 
 // kubelet serves pods as the kubelet does: whole.

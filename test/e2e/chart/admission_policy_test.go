@@ -9,6 +9,7 @@ import (
 	admission "k8s.io/api/admissionregistration/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -109,14 +110,11 @@ func TestAdmissionPolicyScope(t *testing.T) {
 		}
 		for user, want := range map[string]bool{"system:serviceaccount:podgauge:podgauge-kube": true, "system:serviceaccount:podgauge:podgauge": false, "admin": false} {
 			request := map[string]any{"request": map[string]any{"userInfo": map[string]any{"username": user}}}
-			if got := evaluate(t, p.Spec.MatchConditions[0].Expression, request); got != want {
-				t.Errorf("%s applies to %s: got %t, want %t", p.Name, user, got, want)
-			}
+			expect.Equal(t, evaluate(t, p.Spec.MatchConditions[0].Expression, request), want,
+				p.Name, "applies to", user)
 		}
 	}
-	if len(bound) != 3 {
-		t.Errorf("got %d bindings, want 3", len(bound))
-	}
+	expect.Equal(t, len(bound), 3, "bindings")
 	older, _, err := renderChartFor(olderVersion, allWriters)
 	require.NoError(t, err)
 	for _, d := range older {

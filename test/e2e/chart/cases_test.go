@@ -14,7 +14,7 @@ import (
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
-// chartCase is a set of values. The files in deploy/helm/podgauge/examples are cases as well.
+// chartCase is a set of values. The files in testdata/values and in deploy/helm/podgauge/examples are cases as well.
 type chartCase struct {
 	name   string
 	values string
@@ -39,159 +39,29 @@ var chartCases = []chartCase{
 	{"network-policy", `networkPolicy: {enabled: true, from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}`},
 	{"kubernetes", `{podsAPI: {enabled: false}, metrics: {podUID: true}, kubernetes: {events: true, nodeCondition: true, deviceTaints: true, pods: true, configLabel: nvidia.com/device-plugin.config, adminClaims: true}, config: {map: {a: "version: v1", b: "version: v1"}, default: a}, networkPolicy: {enabled: true, apiServer: {cidrs: [10.0.0.1/32, "fd00::1/128"], ports: [16443]}}}`},
 	{"kubernetes-events", `{kubernetes: {events: true, admissionPolicy: {enabled: false}}, prometheusAnnotations: {enabled: true}}`},
-	{"kubernetes-controller", `
-kubernetes:
-  nodeCondition: true
-  condition: {preset: eks, reasons: {unhealthy: GPUFault, ready: GPUsReady}}
-  deviceTaints: true
-  deviceTaintEffects: {hardware: NoSchedule, suspect: None}
-  image: {repository: registry.example.com/kube, digest: "sha256:` + testDigest + `"}
-  replicas: 2
-  serviceAccountName: gpu-writer
-  tolerations: [{operator: Exists}]
-  affinity: {nodeAffinity: {}}
-  nodes: {scheme: https, caSecret: podgauge-tls, serverName: podgauge, username: kube, passwordSecret: podgauge-kube}
-hostNetwork: true
-webConfig: {existingSecret: podgauge-web, key: web-config.yml}
-jobs: {mappingDir: /run/jobs, label: slurm/job}
-log: {level: debug, format: json}
-podMonitor: {enabled: true, interval: 15s, labels: {release: a}}
-networkPolicy: {fromNamespaces: {gpu-metrics: allowed}}
-openshift: {scc: true}
-revisionHistoryLimit: 2
-imagePullSecrets: [{name: pull}]
-commonLabels: {team: gpu}
-`},
-	{"kubernetes-sidecar", `
-kubernetes: {pods: true, configLabel: a, adminClaims: true}
-config: {name: gpu-configs}
-openshift: {scc: true}
-initContainers: [{name: wait, image: registry.example.com/wait}]
-networkPolicy: {from: [{podSelector: {}}]}
-`},
 	{"closed", `{networkPolicy: {fromNamespaces: {gpu-metrics: allowed}, from: [{ipBlock: {cidr: 10.0.0.1/32}}]}, web: {metricsOnly: true, allowedHosts: [gpu.example.com]}}`},
 	{"no-network-policy", `networkPolicy: {enabled: false}`},
 	{"host-network", `{hostNetwork: true, openshift: {scc: true}, webConfig: {existingSecret: podgauge-web, key: web-config.yml}, metrics: {port: 9410}, podMonitor: {enabled: true, honorLabels: false}}`},
-	{"extras", `
-global: {imageRegistry: registry.example.com:5000}
-image: {registry: ignored.example.com}
-revisionHistoryLimit: 2
-dnsPolicy: Default
-initContainers: [{name: wait, image: registry.example.com/wait}]
-extraContainers: [{name: proxy, image: registry.example.com/proxy, ports: [{name: https, containerPort: 8443}]}]
-networkPolicy: {ingress: [{ports: [{port: https, protocol: TCP}]}], egress: [{ports: [{port: 443, protocol: TCP}]}]}
-serviceMonitor: {enabled: true, labels: {release: a}, additionalLabels: {team: gpu}, sampleLimit: 30000}
-prometheusRule:
-  enabled: true
-  recording: false
-  namespace: monitoring
-  additionalLabels: {team: gpu}
-  alertLabels: {team: gpu}
-  runbookURL: https://wiki.example.com/runbooks/
-  alerts:
-    PodgaugeNearSlowdown:
-      severity: page
-      for: 1h
-      keepFiringFor: 2h
-      labels: {tier: one}
-      annotations: {note: me, runbook_url: "https://wiki.example.com/gpu"}
-      threshold: 4.5
-    PodgaugeUnallocatedMemoryUsed: {threshold: 0}
-extraObjects:
-  - {apiVersion: v1, kind: ConfigMap, metadata: {name: '{{ include "podgauge.fullname" . }}-extra', namespace: '{{ include "podgauge.namespace" . }}'}, data: {port: '{{ .Values.metrics.port }}'}}
-  - |
-    apiVersion: v1
-    kind: ConfigMap
-    metadata:
-      name: text
-      namespace: other
-`},
 	{"on-delete", `{updateStrategy: {type: OnDelete}, priorityClassName: "", serviceAccount: {create: false}}`},
 	{"surge", `updateStrategy: {rollingUpdate: {maxSurge: 10%}}`},
 	{"simulated", `simulate: hardware`},
 	{"simulated-node", `{simulate: node, devicePlugin: {enabled: true}}`},
-	{"names", `
-nameOverride: gauge
-fullnameOverride: gpu-gauge
-namespaceOverride: gpus
-namespace: {create: true}
-commonLabels: {team: gpu}
-podLabels: {tier: node}
-image: {repository: registry.example.com/gauge, digest: "sha256:` + testDigest + `", pullPolicy: Always}
-imagePullSecrets: [{name: pull}]
-serviceAccount: {name: gauge, annotations: {example.com/role: none}}
-`},
-	{"everything", `
-processes: {enabled: true}
-kernelLog: {enabled: true}
-driver: {injection: host}
-nvidiaDriverRoot: /run/nvidia/driver
-nvidiaDevRoot: /
-config: {map: {default: "version: v1", shared: "{version: v1, sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}"}}
-migStrategy: mixed
-failOnInitError: true
-deviceListStrategy: envvar,cdi-annotations,cdi-cri
-deviceIDStrategy: index
-compatWithCPUManager: true
-deviceDiscoveryStrategy: nvml
-gdrcopyEnabled: true
-gdsEnabled: true
-mofedEnabled: false
-sharedDevicesAllocationPolicy: distinct
-preStartCheck: true
-expectedGPUs: 8
-includeDevices: [0, "model:*H100*"]
-excludeDevices: ["0000:3b:00.0"]
-claims: {ignore: [monitoring/*, "*/dcgm-*/gpu.nvidia.com"], reserveDevices: true}
-retired: {configMap: out-of-service}
-imex: {channelIDs: [0], required: true}
-mps: {root: /run/nvidia/mps}
-cdi: {nvidiaHookPath: /usr/bin/nvidia-cdi-hook, featureFlags: disable-nvsandboxutils, disableHooks: all, annotationPrefix: cdi.example.com/}
-health: {disable: [43, "109"], enable: [31], unhealthyAfter: 1m30s, driverRestartAfter: 5m, notReadyAfter: 10m}
-devicePlugin: {takeOver: true}
-incidents: {maxAge: 240h, maxCount: 500}
-allocations: {maxAge: 2h}
-metrics:
-  port: 9410
-  set: minimal
-  include: [nvidia_gpu_*, podgauge_*]
-  exclude: [nvidia_gpu_bar1_*]
-  podLabels: allocation
-  podUID: true
-  labelsAllowlist: [app, team.example.com/*]
-  nvlinkLinks: true
-  dcgm: true
-  seriesLimit: 5000
-jobs: {mappingDir: /run/jobs, label: slurm/job}
-log: {level: debug, format: json}
-webConfig: {content: {basic_auth_users: {prometheus: $2y$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi}}}
-podMonitor:
-  enabled: true
-  basicAuth: {username: {name: scrape, key: user}, password: {name: scrape, key: password}}
-  metricRelabelings: [{sourceLabels: [__name__], regex: nvidia_gpu_clock.*, action: drop}]
-networkPolicy: {enabled: true}
-openshift: {scc: true}
-affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: gpu, operator: Exists}]}]}}}
-podSecurityContext: {seLinuxOptions: {type: spc_t}}
-extraArgs: [--web.enable-pprof]
-extraEnv: [{name: GOGC, value: "50"}]
-extraVolumes: [{name: more, emptyDir: {}}]
-extraVolumeMounts: [{name: more, mountPath: /more}]
-`},
 }
 
 const testDigest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-// allCases returns all cases, including the example files.
+// allCases returns all cases, including those in files.
 func allCases(t *testing.T) []chartCase {
 	t.Helper()
-	paths, err := filepath.Glob(chartDir + "/examples/*.yaml")
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("no examples (%v)", err)
-	}
 	found := slices.Clone(chartCases)
-	for _, path := range paths {
-		found = append(found, chartCase{strings.TrimSuffix(filepath.Base(path), ".yaml"), testfile.Read(t, path)})
+	for _, dir := range []string{"testdata/values", chartDir + "/examples"} {
+		paths, err := filepath.Glob(dir + "/*.yaml")
+		if err != nil || len(paths) == 0 {
+			t.Fatalf("no cases in %s (%v)", dir, err)
+		}
+		for _, path := range paths {
+			found = append(found, chartCase{strings.TrimSuffix(filepath.Base(path), ".yaml"), testfile.Read(t, path)})
+		}
 	}
 	return found
 }

@@ -6,10 +6,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/test/helpers/require"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
+	networking "k8s.io/api/networking/v1"
 	rbac "k8s.io/api/rbac/v1"
+	"k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/policy"
+
+	"github.com/podgauge/podgauge/test/helpers/expect"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // podRequirements are the additional privileges of a case.
@@ -140,15 +145,11 @@ func checkRules(t *testing.T, documents []chartObject, want map[string][]string)
 	}
 	for _, role := range decodeAll[rbac.Role](t, documents) {
 		wantRules := []string{"list,watch pods", "create coordination.k8s.io/leases", "get,update coordination.k8s.io/leases podgauge-kube"}
-		if rules := ruleTexts(role.Rules); !slices.Equal(rules, wantRules) {
-			t.Errorf("rules in the namespace: got %q, want %q", rules, wantRules)
-		}
+		expect.EqualSlices(t, ruleTexts(role.Rules), wantRules, "rules in the namespace")
 	}
 	hasController := 0
 	for account, rules := range want {
-		if !slices.Equal(got[account], rules) {
-			t.Errorf("rules of %s: got %q, want %q", account, got[account], rules)
-		}
+		expect.EqualSlices(t, got[account], rules, "rules of", account)
 		if delete(got, account); account != releaseAccount && len(rules) > 0 {
 			hasController = 1
 		}
@@ -199,9 +200,7 @@ func checkPodSecurity(t *testing.T, pod core.PodSpec, want podRequirements) {
 	if policy := map[bool]core.DNSPolicy{true: core.DNSClusterFirstWithHostNet}[want.hostNetwork]; want.containers == 0 && pod.DNSPolicy != policy {
 		t.Errorf("dnsPolicy: got %q, want %q", pod.DNSPolicy, policy)
 	}
-	if len(pod.InitContainers)+len(pod.Containers) != 1+want.containers {
-		t.Errorf("got %d containers, want %d", len(pod.InitContainers)+len(pod.Containers), 1+want.containers)
-	}
+	expect.Equal(t, len(pod.InitContainers)+len(pod.Containers), 1+want.containers, "containers")
 	container := pod.Containers[0]
 	s := container.SecurityContext
 	switch {
@@ -252,9 +251,7 @@ func checkToken(t *testing.T, pod core.PodSpec, hasSidecar bool) {
 			t.Errorf("security context of %s: got %+v", container.Name, s)
 		}
 	}
-	if hasSidecar != (withToken > 0) {
-		t.Errorf("got %d containers with a token, want some: %t", withToken, hasSidecar)
-	}
+	expect.Equal(t, hasSidecar, (withToken > 0), "got", withToken, "containers with a token, want some")
 }
 
 // checkMounts checks that each host path is allowed, with the minimum access, and that each volume is mounted.
@@ -341,5 +338,84 @@ func checkConstraints(t *testing.T, scc securityConstraints, pod core.PodSpec) {
 	}
 	if want := "system:serviceaccount:podgauge:" + pod.ServiceAccountName; !slices.Equal(scc.Users, []string{want}) {
 		t.Errorf("users: got %v, want %s", scc.Users, want)
+	}
+}
+
+// TestPodSecurityLevel checks with Kubernetes' evaluator how the pods of each case violate the level baseline. By default, only hostPath
+// volumes do, as docs/how-to/install.md and docs/explanation/security.md state; caseRequirements has the other violations.
+func TestPodSecurityLevel(t *testing.T) {
+	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	require.NoError(t, err)
+	eachPod(t, func(name string, pod core.PodTemplateSpec) {
+		baseline := api.LevelVersion{Level: api.LevelBaseline, Version: api.LatestVersion()}
+		got := []string{}
+		for _, result := range evaluator.EvaluatePod(baseline, &pod.ObjectMeta, &pod.Spec) {
+			if !result.Allowed {
+				got = append(got, result.ForbiddenReason)
+			}
+		}
+		want, requirements := []string{"hostPath volumes"}, caseRequirements[name]
+		if requirements.hostPID || requirements.hostNetwork {
+			want = append(want, "host namespaces")
+		}
+		if requirements.hostNetwork {
+			want = append(want, "hostPort")
+		}
+		if requirements.privileged {
+			want = append(want, "privileged")
+		}
+		if len(requirements.capabilities) > 0 {
+			want = append(want, "non-default capabilities")
+		}
+		if pod.Spec.SecurityContext.SELinuxOptions != nil {
+			want = append(want, "seLinuxOptions")
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		expect.EqualSlices(t, got, want, name, "violations of baseline")
+	})
+}
+
+// TestControllerSecurityLevel checks that the controller's pods have the level restricted, also with the user id of OpenShift.
+func TestControllerSecurityLevel(t *testing.T) {
+	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	require.NoError(t, err)
+	for _, values := range []string{`kubernetes: {events: true}`, `{kubernetes: {events: true}, openshift: {scc: true}}`} {
+		pod := decodeAll[apps.Deployment](t, mustRender(t, values))[0].Spec.Template
+		restricted := api.LevelVersion{Level: api.LevelRestricted, Version: api.LatestVersion()}
+		for _, result := range evaluator.EvaluatePod(restricted, &pod.ObjectMeta, &pod.Spec) {
+			if !result.Allowed {
+				t.Errorf("%s: %s: %s", values, result.ForbiddenReason, result.ForbiddenDetail)
+			}
+		}
+	}
+}
+
+// TestControllerNetwork checks that the controller connects to the API server and to podgauge, and that podgauge accepts it even if the
+// values name other peers only.
+func TestControllerNetwork(t *testing.T) {
+	const from = `networkPolicy: {fromNamespaces: {a: b}, apiServer: {cidrs: [10.0.0.1/32], ports: [8443]}}`
+	policies := decodeAll[networking.NetworkPolicy](t, mustRender(t, `kubernetes: {events: true}`, from))
+	if len(policies) != 2 || policies[0].Name != "podgauge" || policies[1].Name != "podgauge-kube" {
+		t.Fatalf("got %d policies, want podgauge and podgauge-kube", len(policies))
+	}
+	const wantPeers = `[{"namespaceSelector":{"matchLabels":{"a":"b"}}},{"podSelector":{"matchLabels":{"app.kubernetes.io/instance":"podgauge","app.kubernetes.io/name":"podgauge-kube"}}}]`
+	expect.Equal(t, string(mustJSON(t, policies[0].Spec.Ingress[0].From)), wantPeers, "peers of podgauge")
+	const wantEgress = `[{"ports":[{"protocol":"TCP","port":8443}],"to":[{"ipBlock":{"cidr":"10.0.0.1/32"}}]},` +
+		`{"ports":[{"protocol":"TCP","port":9400}],"to":[{"podSelector":{"matchLabels":{"app.kubernetes.io/instance":"podgauge","app.kubernetes.io/name":"podgauge"}}}]}]`
+	expect.Equal(t, string(mustJSON(t, policies[1].Spec.Egress)), wantEgress, "egress of the controller")
+}
+
+// TestAPIServerEgress checks the addresses and ports of the API server that podgauge may connect to.
+func TestAPIServerEgress(t *testing.T) {
+	for values, want := range map[string]string{
+		``:                                `[]`,
+		`kubernetes: {events: true}`:      `[]`, // the controller has a policy of its own
+		`kubernetes: {adminClaims: true}`: `[{"ports":[{"protocol":"TCP","port":443},{"protocol":"TCP","port":6443}]}]`,
+		`{kubernetes: {pods: true}, networkPolicy: {apiServer: {cidrs: [10.0.0.1/32], ports: [8443]}}}`: `[{"ports":[{"protocol":"TCP","port":8443}],"to":[{"ipBlock":{"cidr":"10.0.0.1/32"}}]}]`,
+		`networkPolicy: {apiServer: {cidrs: [10.0.0.1/32]}}`:                                            `[]`,
+	} {
+		policy := decodeAll[networking.NetworkPolicy](t, mustRender(t, values))[0]
+		expect.Equal(t, string(mustJSON(t, policy.Spec.Egress)), want, values)
 	}
 }

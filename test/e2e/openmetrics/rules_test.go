@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
@@ -94,9 +95,7 @@ func TestRules(t *testing.T) {
 			firing := series.evaluate(t, tested, interval, end)
 			for _, want := range test.AlertRuleTest {
 				got := firingOf(want.Alertname, firing[time.Duration(want.EvalTime)/interval])
-				if expected := want.expected(); !slices.Equal(got, expected) {
-					t.Errorf("%s: %s at %s: got firing alerts\n%q, want\n%q", name, want.Alertname, want.EvalTime, got, expected)
-				}
+				expect.EqualSlices(t, got, want.expected(), name, want.Alertname, "at", want.EvalTime)
 				states[want.Alertname] += map[bool]string{false: "S", true: "F"}[len(got) > 0]
 			}
 			for alert, seen := range states {
@@ -179,4 +178,18 @@ func readRuleTests(t *testing.T, name string) (file ruleTestFile) {
 		t.Fatalf("rule_files of %s: got %q", name, file.RuleFiles)
 	}
 	return file
+}
+
+// TestPromQLPage checks that the queries in docs/reference/promql.md are valid and use existing families and labels.
+func TestPromQLPage(t *testing.T) {
+	families := readCatalogue(t)
+	queries := regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(testfile.Read(t, "../../../docs/reference/promql.md"), -1)
+	if len(queries) < 15 {
+		t.Fatalf("got %d queries, want at least 15", len(queries))
+	}
+	for _, query := range queries {
+		if _, wrong := families.checkExpr(query[1]); len(wrong) > 0 {
+			t.Errorf("%s%q", query[1], wrong)
+		}
+	}
 }

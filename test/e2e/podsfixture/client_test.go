@@ -1,30 +1,39 @@
+// Package podsfixture has the tests of internal/pods that need Kubernetes' types, which the module test/e2e keeps out of the daemon.
 package podsfixture
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"flag"
 	"fmt"
 	"maps"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/internal/allocation"
-	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/test/helpers/background"
-
+	"github.com/bufbuild/protocompile"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 	"sigs.k8s.io/randfill"
 
+	"github.com/podgauge/podgauge/internal/allocation"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pods"
+	"github.com/podgauge/podgauge/internal/pods/podpb"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // fakePodsServer is a kubelet's Pods API with these pods.
@@ -165,4 +174,46 @@ func wantState(s v1.ContainerState) pods.ContainerState {
 		return pods.ContainerState{Type: pods.Waiting}
 	}
 	return pods.ContainerState{}
+}
+
+var update = flag.Bool("update", false, "write the pods as the kubelet's Pods API marshals them")
+
+// TestFixtures checks that each NAME.pb in internal/pods/testdata is the pod of NAME.json, as the kubelet's Pods API marshals it.
+func TestFixtures(t *testing.T) {
+	files, err := filepath.Glob("../../../internal/pods/testdata/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no pods: %v", err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		var compact bytes.Buffer // as the API server stores fieldsV1
+		if err := json.Compact(&compact, text); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		var pod v1.Pod
+		if err := json.Unmarshal(compact.Bytes(), &pod); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		if same, err := json.MarshalIndent(pod, "", " "); err != nil || string(same)+"\n" != string(text) {
+			t.Errorf("%s is not as Kubernetes marshals it: %v, want\n%s", file, err, same)
+		}
+		want, err := pod.Marshal()
+		require.NoError(t, err)
+		testfile.CheckGolden(t, *update, strings.TrimSuffix(file, ".json")+".pb", string(want))
+	}
+}
+
+// TestSchema checks that pod.pb.go is generated from the present pod.proto.
+func TestSchema(t *testing.T) {
+	compiler := protocompile.Compiler{
+		Resolver: protocompile.WithStandardImports(&protocompile.SourceResolver{ImportPaths: []string{"../../.."}}),
+	}
+	files, err := compiler.Compile(t.Context(), "internal/pods/podpb/pod.proto")
+	require.NoError(t, err)
+	schema := protodesc.ToFileDescriptorProto(files[0])
+	generated := protodesc.ToFileDescriptorProto(podpb.File_internal_pods_podpb_pod_proto)
+	if !proto.Equal(schema, generated) {
+		t.Errorf("pod.pb.go differs from pod.proto, whose comment has the command:\ngot %v\nwant %v", generated, schema)
+	}
 }

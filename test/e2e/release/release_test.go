@@ -3,6 +3,7 @@ package release
 
 import (
 	"archive/tar"
+	"archive/zip"
 	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
@@ -14,10 +15,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
@@ -143,4 +147,158 @@ func checkSums(t *testing.T, files string) {
 			t.Errorf("checksums.txt lacks %s", e.Name())
 		}
 	}
+}
+
+var (
+	actionLine  = regexp.MustCompile(`(?m)\buses: *(.*)$`)
+	pinned      = regexp.MustCompile(`^\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
+	baseLine    = regexp.MustCompile(`(?m)^FROM .*$`)
+	hasDigest   = regexp.MustCompile(`@sha256:[0-9a-f]{64}( AS \w+)?$`)
+	workflowUse = regexp.MustCompile(`(?m)(?:\bmake|\bverb:) ([a-z][a-z0-9 -]*)|\bverb: \[([^\]]*)\]`)
+	makeTarget  = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):|^SHORT = (.*)$`)
+)
+
+// TestPinned checks that workflows pin actions by commit, with the version as a comment, and the Dockerfile base images by digest.
+func TestPinned(t *testing.T) {
+	actions := 0
+	for name, text := range workflows(t) {
+		for _, match := range actionLine.FindAllStringSubmatch(text, -1) {
+			actions++
+			if !strings.HasPrefix(match[1], "./") && !pinned.MatchString(match[1]) {
+				t.Errorf("%s: %s, want NAME@COMMIT # VERSION", name, match[1])
+			}
+		}
+	}
+	bases := baseLine.FindAllString(testfile.Read(t, "../../../Dockerfile"), -1)
+	for _, line := range bases {
+		if !hasDigest.MatchString(line) {
+			t.Errorf("Dockerfile: %s, want a digest", line)
+		}
+	}
+	if actions < 5 || len(bases) != 2 {
+		t.Errorf("actions and base images: got %d and %d, want at least 5 and exactly 2", actions, len(bases))
+	}
+}
+
+// TestPermissions checks that workflows grant no permissions by default, so that each job lists the required permissions.
+func TestPermissions(t *testing.T) {
+	for name, text := range workflows(t) {
+		if !strings.Contains(text, "\npermissions: {}\n") {
+			t.Errorf("%s lacks \"permissions: {}\" at the top level", name)
+		}
+	}
+}
+
+// TestMakeVerbs checks that workflows run targets of the Makefile, including test-all, lint, e2e-all and release-check.
+func TestMakeVerbs(t *testing.T) {
+	var targets, used []string
+	for _, match := range makeTarget.FindAllStringSubmatch(testfile.Read(t, "../../../Makefile"), -1) {
+		targets = append(targets, strings.Fields(match[1]+match[2])...)
+	}
+	for name, text := range workflows(t) {
+		for _, match := range workflowUse.FindAllStringSubmatch(text, -1) {
+			for verb := range strings.FieldsFuncSeq(match[1]+match[2], func(r rune) bool { return r == ' ' || r == ',' }) {
+				used = append(used, verb)
+				if !slices.Contains(targets, verb) {
+					t.Errorf("%s runs make %s, but the Makefile has no such target", name, verb)
+				}
+			}
+		}
+	}
+	for _, verb := range []string{"test-all", "lint", "e2e-all", "release-check"} {
+		if !slices.Contains(used, verb) {
+			t.Errorf("no workflow runs make %s", verb)
+		}
+	}
+}
+
+// workflows returns the text of each workflow by file name.
+func workflows(t *testing.T) map[string]string {
+	t.Helper()
+	paths, err := filepath.Glob("../../../.github/workflows/*.yaml")
+	if err != nil || len(paths) < 3 {
+		t.Fatalf("%d workflows: %v", len(paths), err)
+	}
+	all := map[string]string{}
+	for _, path := range paths {
+		all[filepath.Base(path)] = testfile.Read(t, path)
+	}
+	return all
+}
+
+// TestGoInstall checks that `go install github.com/podgauge/podgauge/cmd/podgauge@VERSION` builds a program that starts. The module
+// comes from a folder in the layout of a module proxy (https://go.dev/ref/mod#goproxy-protocol).
+func TestGoInstall(t *testing.T) {
+	const module, version = "github.com/podgauge/podgauge", "v0.0.0-test"
+	proxy, bin := t.TempDir(), t.TempDir()
+	folder := filepath.Join(proxy, module, "@v")
+	require.NoError(t, os.MkdirAll(folder, 0o755))
+	for name, text := range map[string]string{
+		"list": version, version + ".info": `{"Version": "` + version + `"}`, version + ".mod": testfile.Read(t, "../../../go.mod"),
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644))
+	}
+	writeModule(t, filepath.Join(folder, version+".zip"), module+"@"+version+"/")
+
+	env := strings.Fields(output(t, exec.Command("go", "env", "GOPROXY", "GOMODCACHE")))
+	unpacked, downloaded := filepath.Join(env[1], module+"@"+version), filepath.Join(env[1], "cache/download", module)
+	forget := func() { // an earlier state of the module
+		expect.NoError(t, errors.Join(os.RemoveAll(unpacked), os.RemoveAll(downloaded)))
+	}
+	forget()
+	t.Cleanup(forget)
+	install := exec.Command("go", "install", "-modcacherw", module+"/cmd/podgauge@"+version)
+	install.Env = append(os.Environ(), "GOPROXY=file://"+proxy+","+env[0], "GONOSUMDB="+module, "GOBIN="+bin, "CGO_LDFLAGS=", "CGO_CFLAGS=",
+		"GODEBUG=goindex=0") // the index in the build cache is that of the version's earlier files
+	output(t, install)
+	if out := output(t, exec.Command(filepath.Join(bin, "podgauge"), "version")); out != "podgauge "+version {
+		t.Errorf("podgauge version: got %q, want version %s", out, version)
+	}
+}
+
+// writeModule writes the files of the repository's main module to a zip file.
+func writeModule(t *testing.T, path, prefix string) {
+	t.Helper()
+	file, err := os.Create(path)
+	require.NoError(t, err)
+	defer file.Close()
+	archive := zip.NewWriter(file)
+	list := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard")
+	list.Dir = "../../.."
+	for name := range strings.FieldsSeq(output(t, list)) {
+		source, err := os.Open(filepath.Join(list.Dir, name))
+		if os.IsNotExist(err) || isOtherModule(list.Dir, name) { // a deleted file is still listed
+			continue
+		}
+		require.NoError(t, err)
+		packed, err := archive.Create(prefix + name)
+		if err == nil {
+			_, err = io.Copy(packed, source)
+		}
+		source.Close()
+		require.NoError(t, err)
+	}
+	require.NoError(t, archive.Close())
+}
+
+// isOtherModule reports whether a file belongs to another module of the repository.
+func isOtherModule(root, name string) bool {
+	for dir := filepath.Dir(name); dir != "."; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(root, dir, "go.mod")); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// output returns the standard output of a command.
+func output(t *testing.T, command *exec.Cmd) string {
+	t.Helper()
+	var stderr strings.Builder
+	command.Stderr = &stderr
+	out, err := command.Output()
+	if err != nil {
+		t.Fatalf("%q: %v\n%s", command.Args, err, stderr.String())
+	}
+	return strings.TrimSpace(string(out))
 }

@@ -6,14 +6,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"os/signal"
+	"reflect"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
@@ -61,9 +66,7 @@ func TestTutorial(t *testing.T) {
 	var foreground []*terminal
 	defer func() {
 		for _, terminal := range foreground {
-			if err := terminal.interrupt(endTimeout); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, terminal.interrupt(endTimeout))
 		}
 	}()
 	shell := newTerminal(t)
@@ -175,11 +178,232 @@ func TestTerminal(t *testing.T) {
 			t.Errorf("command %s: got error %v, want a line to copy: %t", command, err, found)
 		}
 	}
-	if err := foreground.interrupt(time.Minute); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, foreground.interrupt(time.Minute))
 	exits := step{command: "echo no; exit 1", output: []string{"up"}}
 	if err := newTerminal(t).runForeground(t.Context(), exits, time.Minute); err == nil || !strings.HasPrefix(err.Error(), "the command exited") {
 		t.Errorf("foreground command that exits: got error %v", err)
+	}
+}
+
+// terminal is a shell in the repository root.
+type terminal struct {
+	command *exec.Cmd
+	stdin   io.Writer
+	closed  chan struct{} // closed after all processes have closed the output
+
+	mu   sync.Mutex // guards text
+	text strings.Builder
+}
+
+// newTerminal runs a shell until the test ends.
+func newTerminal(t *testing.T) *terminal {
+	t.Helper()
+	term := &terminal{command: exec.Command("bash", "--noprofile", "--norc"), closed: make(chan struct{})}
+	term.command.Dir = repoRoot
+	term.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	term.command.Stdout, term.command.Stderr = term, term // in order, by a single pipe
+	stdin, err := term.command.StdinPipe()
+	require.NoError(t, err)
+	require.NoError(t, term.command.Start())
+	term.stdin = stdin
+	go func() {
+		defer close(term.closed)
+		term.command.Wait() //nolint:errcheck // a signal ended the shell
+	}()
+	t.Cleanup(func() { term.signal(syscall.SIGKILL); <-term.closed })
+	return term
+}
+
+// Write appends to the output.
+func (t *terminal) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.Write(p)
+}
+
+// output returns the output so far.
+func (t *terminal) output() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.String()
+}
+
+func (t *terminal) ended() bool {
+	select {
+	case <-t.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+func (t *terminal) signal(s syscall.Signal) error { return syscall.Kill(-t.command.Process.Pid, s) }
+
+// interrupt sends SIGINT to the foreground processes, as Ctrl-C does, and waits until all have ended.
+func (t *terminal) interrupt(timeout time.Duration) error {
+	if err := t.signal(syscall.SIGINT); err != nil {
+		return fmt.Errorf("interrupt: %w", err)
+	}
+	select {
+	case <-t.closed:
+		return nil
+	case <-time.After(timeout):
+		return fmt.Errorf("processes still run %s after Ctrl-C:\n%s", timeout, t.output())
+	}
+}
+
+// start starts a command. The shell exits after the command.
+func (t *terminal) start(command string) {
+	fmt.Fprintf(t.stdin, "{ %s\n} </dev/null; exit $?\n", command)
+}
+
+// endMark matches the line that run prints after a command.
+var endMark = regexp.MustCompile(`\n<end of command, exit status (\d+)>\n`)
+
+// run runs a command without input, and returns the output of the command.
+func (t *terminal) run(ctx context.Context, command string, timeout time.Duration) (string, error) {
+	begin := len(t.output())
+	fmt.Fprintf(t.stdin, "{ %s\n} </dev/null; printf '\\n<end of command, exit status %%d>\\n' $?\n", command)
+	for end := time.Now().Add(timeout); ctx.Err() == nil && time.Now().Before(end) && !t.ended(); time.Sleep(5 * time.Millisecond) {
+		output := t.output()[begin:]
+		mark := endMark.FindStringSubmatchIndex(output)
+		if mark == nil {
+			continue
+		}
+		if status := output[mark[2]:mark[3]]; status != "0" {
+			return "", fmt.Errorf("exit status %s:\n%s", status, output[:mark[0]])
+		}
+		return output[:mark[0]], nil
+	}
+	return "", cmp.Or(ctx.Err(), fmt.Errorf("no exit status within %s:\n%s", timeout, t.output()[begin:]))
+}
+
+// wildcard matches variable text: within a line at least one character, as a whole line at least one line.
+const wildcard = "…"
+
+const (
+	fence  = "```"
+	prompt = "$ "
+)
+
+// block matches a block of commands. They run in a separate terminal if foreground, and not at all if untested.
+var block = regexp.MustCompile("(?ms)^" + fence + "console( foreground| untested|)\n(.*?)^" + fence + "$")
+
+// step is a command of a page with the output below.
+type step struct {
+	line       int // of the page
+	command    string
+	output     []string
+	foreground bool // the command runs in a separate terminal until the end of the page
+}
+
+// parsePage returns the steps of all blocks that are not untested. A line "$ COMMAND" is a command, and a backslash at the end continues the
+// command on the next line. All other lines are output. Other fences are errors, because the test would not run their content.
+func parsePage(page string) (steps []step, err error) {
+	blocks := block.FindAllStringSubmatchIndex(page, -1)
+	if len(blocks) == 0 || strings.Count(page, fence) != 2*len(blocks) {
+		return nil, errors.New("want fences with blocks of commands only")
+	}
+	for _, at := range blocks {
+		kind, begin := page[at[2]:at[3]], at[4]
+		if kind == " untested" {
+			continue
+		}
+		foreground := kind == " foreground"
+		var commands []step
+		line := strings.Count(page[:begin], "\n")
+		for text := range strings.Lines(page[begin:at[5]]) {
+			line++
+			text = strings.TrimSuffix(text, "\n")
+			command, isCommand := strings.CutPrefix(text, prompt)
+			if isCommand {
+				commands = append(commands, step{line: line, command: command, foreground: foreground})
+				continue
+			}
+			if len(commands) == 0 {
+				return nil, fmt.Errorf("line %d: output before the first command", line)
+			}
+			current := &commands[len(commands)-1]
+			if strings.HasSuffix(current.command, `\`) {
+				current.command += "\n" + text
+			} else {
+				current.output = append(current.output, text)
+			}
+		}
+		if len(commands) == 0 || foreground && len(commands) > 1 || strings.HasSuffix(commands[len(commands)-1].command, `\`) {
+			return nil, fmt.Errorf("line %d: the block lacks a command or its end, or has several in the foreground", line)
+		}
+		steps = append(steps, commands...)
+	}
+	return steps, nil
+}
+
+// compare returns an error unless the output matches the lines, or with prefix starts with the lines. The number of spaces is irrelevant,
+// because the width of a table's columns depends on the values.
+func compare(want []string, got string, prefix bool) error {
+	pattern := `\A`
+	for _, line := range want {
+		pattern += linePattern(line)
+	}
+	if !prefix {
+		pattern += `\z`
+	}
+	if !regexp.MustCompile(pattern).MatchString(trimLines(got)) {
+		return fmt.Errorf("the page has:\n%s\nthe command printed:\n%s", strings.Join(want, "\n"), got)
+	}
+	return nil
+}
+
+func linePattern(line string) string {
+	if line == wildcard {
+		return `(?:.*\n)+?`
+	}
+	return regexp.MustCompile(` +`).ReplaceAllString(wildcardPattern(strings.TrimRight(line, " ")), ` +`) + `\n`
+}
+
+func wildcardPattern(text string) string {
+	return strings.ReplaceAll(regexp.QuoteMeta(text), wildcard, `.+?`)
+}
+
+// trimLines removes trailing spaces of all lines and adds a missing newline at the end.
+func trimLines(text string) string {
+	text = regexp.MustCompile(`(?m)[ \r]+$`).ReplaceAllString(text, "")
+	if text != "" && !strings.HasSuffix(text, "\n") {
+		text += "\n"
+	}
+	return text
+}
+
+// fillCommand replaces a command with wildcards by the matching line of an earlier output, which readers copy.
+func fillCommand(command, printed string) (string, error) {
+	if !strings.Contains(command, wildcard) {
+		return command, nil
+	}
+	found := regexp.MustCompile(`(?m)^ *(`+wildcardPattern(command)+`) *$`).FindAllStringSubmatch(printed, -1)
+	if len(found) != 1 {
+		return "", fmt.Errorf("%d lines to copy for %q, want 1:\n%s", len(found), command, printed)
+	}
+	return found[0][1], nil
+}
+
+func TestParsePage(t *testing.T) {
+	steps, err := parsePage("# Title\ntext $ here\n```console foreground\n$ make cluster\n…\nready\n```\n" +
+		"```console untested\n$ kind\n```\n```console\n$ one \\\n    --two\nout 1\n\nout 2\n$ three\n$ four\nout\n```\nend\n")
+	want := []step{
+		{4, "make cluster", []string{"…", "ready"}, true},
+		{12, "one \\\n    --two", []string{"out 1", "", "out 2"}, false},
+		{17, "three", nil, false},
+		{18, "four", []string{"out"}, false},
+	}
+	if err != nil || !reflect.DeepEqual(steps, want) {
+		t.Errorf("error %v\ngot  %#v\nwant %#v", err, steps, want)
+	}
+	for _, page := range []string{
+		"no block", "```console\n$ true", "```console\nout\n```", "```console\n```", "```console\n$ a \\\n```", "```sh\ntrue\n```",
+		"1. step\n   ```console\n   $ true\n   ```", "```console foreground\n$ a\n$ b\n```", "```console\n$ true\n```\n```console\nout\n```\n",
+	} {
+		if steps, err := parsePage(page); err == nil {
+			t.Errorf("page %q: got %v, want an error", page, steps)
+		}
 	}
 }

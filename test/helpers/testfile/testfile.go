@@ -21,6 +21,22 @@ func Read(t testing.TB, path string) string {
 	return string(content)
 }
 
+// Section is a part of a file that begins with the line "= TITLE".
+type Section struct{ Title, Text string }
+
+// Sections reads a file of sections. Lines that begin with # are comments.
+func Sections(t testing.TB, path string) (all []Section) {
+	t.Helper()
+	for line := range strings.Lines(Read(t, path)) {
+		if title, isTitle := strings.CutPrefix(line, "= "); isTitle {
+			all = append(all, Section{Title: strings.TrimSpace(title)})
+		} else if !strings.HasPrefix(line, "#") && strings.TrimSpace(line) != "" {
+			all[len(all)-1].Text += line
+		}
+	}
+	return all
+}
+
 // CheckGolden compares a text with a golden file, or writes the file first.
 func CheckGolden(t testing.TB, update bool, path, got string) {
 	t.Helper()

@@ -1,11 +1,13 @@
 package churn
 
 import (
-	"reflect"
 	"strings"
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -47,12 +49,85 @@ podgauge_collection_end_timestamp_seconds 1700000000.5
 			"GPU-5": {Owners: []ContainerKey{containerKey("four")}},
 		},
 	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v\nwant %+v", got, want)
-	}
+	expect.DeepEqual(t, got, want)
 	for _, broken := range []string{"", "podgauge_kubelet_up 1\n", "nvidia_gpu_allocated{"} {
 		if _, err := Parse(strings.NewReader(broken)); err == nil {
 			t.Errorf("Parse(%q): got no error", broken)
 		}
+	}
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// testTime returns a time, in seconds after the start of a test.
+func testTime(seconds float64) time.Time {
+	return time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC).Add(time.Duration(seconds * float64(time.Second)))
+}
+
+func testSpan(from, to float64) Span { return Span{testTime(from), testTime(to)} }
+
+func containerKey(pod string) ContainerKey { return ContainerKey{"default", pod, "main"} }
+
+// listing returns a list that took 100 ms.
+func listing(requested float64, complete bool, allocated ...DeviceOwner) KubeletListing {
+	return KubeletListing{Span: testSpan(requested, requested+.1), Allocated: allocated, Complete: complete}
+}
+
+func deviceOwner(device, pod string) DeviceOwner { return DeviceOwner{device, containerKey(pod)} }
+
+func TestAllocationLog(t *testing.T) {
+	one, two := deviceOwner("a", "one"), deviceOwner("b", "two")
+	for _, c := range []struct {
+		name     string
+		listings []KubeletListing
+		want     []AllocationPeriod
+		outages  []Span
+	}{
+		{"a period starts and ends between two lists", []KubeletListing{
+			listing(1, true), listing(2, true, one), listing(3, true, one), listing(4, true),
+		}, []AllocationPeriod{{Device: "a", Container: containerKey("one"), Start: testSpan(1, 2.1), End: testSpan(3, 4.1)}}, nil},
+		{
+			"an open period lasts until the end",
+			[]KubeletListing{listing(1, true, one)},
+			[]AllocationPeriod{{Device: "a", Container: containerKey("one"), Start: testSpan(0, 1.1), End: testSpan(1, 99)}},
+			nil,
+		},
+		{"a repeated allocation is a new period", []KubeletListing{listing(1, true, one), listing(2, true), listing(3, true, one), listing(4, true)}, []AllocationPeriod{
+			{Device: "a", Container: containerKey("one"), Start: testSpan(0, 1.1), End: testSpan(1, 2.1)},
+			{Device: "a", Container: containerKey("one"), Start: testSpan(2, 3.1), End: testSpan(3, 4.1)},
+		}, nil},
+		{"an incomplete list ends no period", []KubeletListing{
+			listing(1, true, one, two), listing(2, false), listing(3, false, one), listing(4, true, one),
+		}, []AllocationPeriod{
+			{Device: "a", Container: containerKey("one"), Start: testSpan(0, 1.1), End: testSpan(4, 99)},
+			{Device: "b", Container: containerKey("two"), Start: testSpan(0, 1.1), End: testSpan(1, 4.1)},
+		}, []Span{testSpan(1, 4.1)}},
+		{"two containers at the same time", []KubeletListing{listing(1, true, one), listing(2, true, one, deviceOwner("a", "two")), listing(3, true, deviceOwner("a", "two"))}, []AllocationPeriod{
+			{Device: "a", Container: containerKey("one"), Start: testSpan(0, 1.1), End: testSpan(2, 3.1)},
+			{Device: "a", Container: containerKey("two"), Start: testSpan(1, 2.1), End: testSpan(3, 99)},
+		}, nil},
+		{"an outage without an end", []KubeletListing{listing(1, true), listing(2, false)}, nil, []Span{testSpan(1, 99)}},
+	} {
+		log := NewAllocationLog(testTime(0))
+		for _, list := range c.listings {
+			log.Add(list)
+		}
+		expect.EqualSlices(t, log.Allocations(testTime(99)), c.want, c.name, "allocations")
+		expect.EqualSlices(t, log.Outages(testTime(99)), c.outages, c.name, "outages")
+	}
+}
+
+func TestAllocationLogOfPod(t *testing.T) {
+	log := NewAllocationLog(testTime(0))
+	log.PodCreated("default", "one", testTime(.5))
+	log.Add(listing(1, true, deviceOwner("a", "one"), deviceOwner("b", "one"), deviceOwner("c", "two")))
+	expect.Equal(t, log.DeviceCount("default", "one"), 2, "devices of the pod")
+	for _, p := range log.Allocations(testTime(2)) {
+		if want := p.Container == containerKey("one"); p.Created.Equal(testTime(.5)) != want {
+			t.Errorf("%v: creation time is %s, want the time of PodCreated: %t", p, p.Created, want)
+		}
+	}
+	if !log.LastComplete().Equal(testTime(1)) {
+		t.Errorf("newest complete list: got %s, want %s", log.LastComplete(), testTime(1))
 	}
 }

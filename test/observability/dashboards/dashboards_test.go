@@ -15,6 +15,7 @@ import (
 	prometheus "github.com/prometheus/client_golang/api/prometheus/v1"
 	"github.com/prometheus/common/model"
 
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
@@ -66,9 +67,7 @@ func TestDashboardQueries(t *testing.T) {
 	c.checkRecordings(readRules(t, recordingsFile))
 	c.checkBackfill(url, filepath.Join(dir, "recorded"))
 	for _, n := range nodes {
-		if err := n.stop(); err != nil {
-			t.Errorf("%s: %v", n.name, err)
-		}
+		expect.NoError(t, n.stop(), n.name)
 	}
 	c.checkAlerts(append(alerts, c.collectAlerts(time.Now().Add(shutdownDuration))...))
 	t.Logf("%d queries, %d series, %d alerts; %s", c.queryCount, c.seriesCount, len(readRules(t, rulesFile)), time.Since(begun).Round(time.Second))
@@ -338,9 +337,7 @@ func (c *dashboardRun) countSeries(expr string, value model.Value, warnings prom
 	if len(warnings) > 0 {
 		err = errors.Join(err, fmt.Errorf("%q", warnings))
 	}
-	if err != nil {
-		c.Errorf("%s: %v", expr, err)
-	}
+	expect.NoError(c, err, expr)
 	switch v := value.(type) {
 	case model.Matrix:
 		return len(v)

@@ -9,6 +9,8 @@ import (
 
 	prometheus "github.com/prometheus/client_golang/api/prometheus/v1"
 	"github.com/prometheus/common/model"
+
+	"github.com/podgauge/podgauge/test/helpers/expect"
 )
 
 // expectedEmpty are the queries without series, with the reason. A listed query with series is an error, and so is an unknown query.
@@ -125,9 +127,7 @@ func TestAlertErrors(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(expected)) {
 		all = append(all, alert(name, expected[name].node, "a summary"))
 	}
-	if wrong := alertErrors(expected, all); len(wrong) > 0 {
-		t.Errorf("valid alerts: got errors %q", wrong)
-	}
+	expect.EqualSlices(t, alertErrors(expected, all), nil, "valid alerts")
 	for want, change := range map[string]func(a *prometheus.Alert){
 		`PodgaugeAbsent: not active on "", but on map[]`: func(a *prometheus.Alert) { a.Labels["alertname"] = "PodgaugePresent" },
 		`but on map[node-z:pending]`:                     func(a *prometheus.Alert) { a.Labels["node"] = "node-z" },
@@ -138,8 +138,6 @@ func TestAlertErrors(t *testing.T) {
 		invalid := slices.Clone(all)
 		invalid[0] = alert("PodgaugeAbsent", "", "a summary")
 		change(&invalid[0])
-		if got := strings.Join(alertErrors(expected, invalid), "; "); !strings.Contains(got, want) {
-			t.Errorf("got errors %q, want %s", got, want)
-		}
+		expect.Contains(t, strings.Join(alertErrors(expected, invalid), "; "), want)
 	}
 }

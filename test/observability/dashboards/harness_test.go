@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/prometheus/client_golang/api"
@@ -44,9 +45,7 @@ func startProgram(t *testing.T, name string, command string, args ...string) *te
 	p.WaitDelay = exitTimeout
 	require.NoError(t, p.Start())
 	t.Cleanup(func() {
-		if err := p.stop(); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.NoError(t, p.stop(), name)
 		if t.Failed() {
 			t.Logf("output of %s:\n%s", name, tail(p.output.String(), 4000))
 		}

@@ -288,9 +288,8 @@ func (c *comparison) memory(t *testing.T) {
 			n.runPods(t, gpuCount, 110-gpuCount)
 			for begin, k := time.Now(), 0; k < len(c.loaded); {
 				if i == 1 {
-					if _, err := scrape("http://" + address + "/metrics"); err != nil {
-						t.Fatal(err)
-					}
+					_, err := scrape("http://" + address + "/metrics")
+					require.NoError(t, err)
 				}
 				time.Sleep(time.Second)
 				if time.Since(begin) > c.loaded[k] {
@@ -354,9 +353,8 @@ var seriesLine = regexp.MustCompile("(?m)^[a-z]")
 // growth measures podgauge with more GPUs, each allocated to a pod, and with more pods.
 func (c *comparison) growth(t *testing.T) {
 	large := t.TempDir()
-	if _, err := nvmltest.BuildLarge(large); err != nil {
-		t.Fatal(err)
-	}
+	_, err := nvmltest.BuildLarge(large)
+	require.NoError(t, err)
 	scrapes := min(c.rounds, 20)
 	for _, pods := range []int{110, 500} {
 		for gpus := gpuCount; gpus <= nvmltest.LargeMaxGPUs; gpus *= 2 {
