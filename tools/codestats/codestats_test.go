@@ -44,7 +44,7 @@ func TestCodeLines(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	l := limits{Daemon: 10, Kube: 5, Tests: 20, KubeTests: 30}
+	l := limits{Daemon: 10, Simulator: 7, Generators: 3, Kube: 5, Tests: 20, KubeTests: 30}
 	for _, c := range []struct {
 		name  string
 		files []*file
@@ -52,14 +52,36 @@ func TestLimits(t *testing.T) {
 	}{
 		{"at the limits", append(graph("ab", "ab"), &file{code: 10}, &file{kind: test, lines: 20}), true},
 		{"daemon", []*file{{code: 6}, {code: 5}}, false},
+		{"simulator", []*file{{code: 8, kind: simulator}}, false},
+		{"generators", []*file{{code: 4, kind: generator}}, false},
 		{"kube", []*file{{code: 6, kind: kube}}, false},
-		{"other code", []*file{{code: 11, kind: simulator}, {code: 11, kind: helper}}, true},
+		{"helpers", []*file{{code: 11, kind: helper}}, true},
 		{"tests", []*file{{kind: test, lines: 21}}, false},
 		{"tests of kube", []*file{{kind: kubeTest, lines: 31}}, false},
 		{"upward", graph("ab", "ab", "ba"), false},
 	} {
 		if err := l.check(c.files); (err == nil) != c.ok {
 			t.Errorf("%s: error %v, want ok %t", c.name, err, c.ok)
+		}
+	}
+}
+
+func TestKindOf(t *testing.T) {
+	linked := programs{
+		daemon:    {"internal/app": true, "cmd/podgauge": true},
+		simulator: {"internal/app": true, "cmd/podgauge-sim": true},
+	}
+	for path, want := range map[string]kind{
+		"internal/app/app.go":          daemon,
+		"internal/app/app_test.go":     test,
+		"cmd/podgauge-sim/main.go":     simulator,
+		"dashboards/panel.go":          generator,
+		"kube/cmd/podgauge-kube/x.go":  kube,
+		"test/helpers/require/x.go":    helper,
+		"kube/internal/node/x_test.go": kubeTest,
+	} {
+		if got := linked.kindOf(path); got != want {
+			t.Errorf("%s: got %s, want %s", path, got, want)
 		}
 	}
 }

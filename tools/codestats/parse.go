@@ -20,17 +20,20 @@ import (
 type kind int
 
 const (
-	daemon kind = iota
-	kube        // kubectl-podgauge and podgauge-kube
-	simulator
-	helper // of tests: everything below test and tools, demonstrations
+	daemon    kind = iota // what podgauge links
+	simulator             // what podgauge-sim links besides
+	generator             // of files in the repository: no program links them
+	kube                  // kubectl-podgauge and podgauge-kube
+	helper                // of tests: everything below test and tools, demonstrations
 	test
 	kubeTest
 	kinds
 )
 
 func (k kind) String() string {
-	return [...]string{"daemon", "kube", "simulator", "test helpers", "tests", "tests of kube"}[k]
+	return [...]string{
+		"daemon", "simulator", "generators", "kube", "test helpers", "tests", "tests of kube",
+	}[k]
 }
 
 // file is a parsed Go file.
@@ -42,7 +45,30 @@ type file struct {
 	uses      map[*file]bool // files of the same package with declarations for this file
 }
 
-func kindOf(path string) kind {
+// programs are the folders that a program links, by the program's kind.
+type programs map[kind]map[string]bool
+
+// findPrograms lists the folders of the root module.
+func findPrograms(root string) (programs, error) {
+	linked := programs{}
+	for k, program := range map[kind]string{daemon: "podgauge", simulator: "podgauge-sim"} {
+		list := exec.Command("go", "list", "-deps", "-f", "{{.Dir}}", "./cmd/"+program)
+		list.Dir = root
+		out, err := list.Output()
+		if err != nil {
+			return nil, fmt.Errorf("list packages of %s: %w", program, err)
+		}
+		linked[k] = map[string]bool{}
+		for dir := range strings.Lines(string(out)) {
+			if dir, err := filepath.Rel(root, strings.TrimSpace(dir)); err == nil {
+				linked[k][dir] = true
+			}
+		}
+	}
+	return linked, nil
+}
+
+func (p programs) kindOf(path string) kind {
 	isTest := strings.HasSuffix(path, "_test.go")
 	switch dir := filepath.Dir(path) + "/"; {
 	case strings.HasPrefix(dir, "kube/") && isTest:
@@ -51,12 +77,14 @@ func kindOf(path string) kind {
 		return kube
 	case isTest, dir == "test/kubelet/conformance/": // cases for every kubelet
 		return test
-	case strings.HasPrefix(dir, "internal/sim/"), dir == "cmd/podgauge-sim/":
-		return simulator
 	case strings.HasPrefix(dir, "test/"), strings.HasPrefix(dir, "tools/"), strings.HasSuffix(dir, "test/"):
 		return helper
-	default:
+	case p[daemon][filepath.Dir(path)]:
 		return daemon
+	case p[simulator][filepath.Dir(path)]:
+		return simulator
+	default:
+		return generator
 	}
 }
 
@@ -65,6 +93,10 @@ func parse(root string) ([]*file, error) {
 	out, err := exec.Command("git", "-C", root, "ls-files", "-co", "--exclude-standard", "*.go").Output()
 	if err != nil {
 		return nil, fmt.Errorf("list files: %w", err)
+	}
+	linked, err := findPrograms(root)
+	if err != nil {
+		return nil, err
 	}
 	var files []*file
 	for path := range strings.Lines(string(out)) {
@@ -86,7 +118,7 @@ func parse(root string) ([]*file, error) {
 		files = append(files, &file{
 			dir:   filepath.Dir(path),
 			name:  filepath.Base(path),
-			kind:  kindOf(path),
+			kind:  linked.kindOf(path),
 			lines: bytes.Count(src, []byte("\n")),
 			code:  codeLines(src),
 			uses:  map[*file]bool{},
