@@ -8,7 +8,6 @@ import (
 	"os"
 
 	"github.com/podgauge/podgauge/internal/app"
-	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/dra"
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/capture"
@@ -28,19 +27,6 @@ func (nvidiaPlatform) Open(o app.OpenOptions) (*app.Hardware, error) {
 		return capture.Run(ctx, nvml.Options{DriverRoots: o.DriverRoots}, version, w)
 	}
 	return &app.Hardware{
-		Backend: b, Library: driverLibrary{b}, ClaimedDevice: dra.ClaimedDevice, Capture: record,
+		Backend: b, Library: b, ClaimedDevice: dra.ClaimedDevice, Capture: record,
 	}, nil
-}
-
-type driverLibrary struct{ *nvml.Backend }
-
-func (d driverLibrary) Library() doctor.Library {
-	info := d.LibraryInfo()
-	return doctor.Library{
-		Path:             info.Library,
-		Version:          info.Version,
-		MissingFunctions: info.MissingFunctions,
-		MissingFamilies:  info.MissingFamilies,
-		NotReady:         info.NotReady,
-	}
 }

@@ -75,8 +75,8 @@ func (twoGPUDriver) Devices(context.Context) ([]device.Device, error) {
 	return []device.Device{{ID: "GPU-a", GPU: "GPU-a"}, {ID: "GPU-b", GPU: "GPU-b", Minor: 1}}, nil
 }
 
-func (twoGPUDriver) Library() doctor.Library {
-	return doctor.Library{
+func (twoGPUDriver) Library() device.Library {
+	return device.Library{
 		Path: "/usr/lib64/libnvidia-ml.so.550.54.15", Version: "550.54.15",
 		MissingFunctions: []string{"nvmlDeviceGetRepairStatus"}, MissingFamilies: []string{"nvidia_gpu_repair_pending"},
 	}

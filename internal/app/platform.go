@@ -9,7 +9,6 @@ import (
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/spf13/pflag"
@@ -63,7 +62,7 @@ type SimulatedNode interface {
 // DriverLibrary is the library of a driver.
 type DriverLibrary interface {
 	// Library describes the library.
-	Library() doctor.Library
+	Library() device.Library
 	// XidEventAt returns the event of an Xid in the kernel log, for the GPU at
 	// a PCI address and its GPU instance and compute instance; false: no such
 	// GPU is known.

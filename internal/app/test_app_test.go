@@ -19,7 +19,6 @@ import (
 
 	"github.com/podgauge/podgauge/internal/app"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/dra"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
@@ -88,7 +87,7 @@ func (p testPlatform) Open(app.OpenOptions) (*app.Hardware, error) {
 // oldLibrary is a driver library that is too old for some families.
 type oldLibrary struct{ families []string }
 
-func (l oldLibrary) Library() doctor.Library { return doctor.Library{MissingFamilies: l.families} }
+func (l oldLibrary) Library() device.Library { return device.Library{MissingFamilies: l.families} }
 
 func (oldLibrary) XidEventAt(string, uint64, uint32, uint32) (e device.Event, known bool) {
 	return e, false

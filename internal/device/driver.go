@@ -19,3 +19,13 @@ type Driver struct {
 	State DriverState
 	Err   error
 }
+
+// Library describes the driver's library.
+type Library struct {
+	Path    string // of the loaded file; empty: no usable library
+	Version string // of the driver; empty: not initialized
+	// MissingFunctions are absent in all their versions.
+	MissingFunctions []string
+	MissingFamilies  []string // of metrics, with a row beyond the library's functions
+	NotReady         bool     // confidential computing is on, and the GPUs do not accept work yet
+}

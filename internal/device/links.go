@@ -15,19 +15,6 @@ const (
 	PathSystem                // between NUMA nodes [SYS]
 )
 
-var pathNames = [...]string{
-	"unknown", "same_board", "single_switch", "multiple_switches", "host_bridge", "numa_node",
-	"system",
-}
-
-// String returns the path's name; an invalid Path is "unknown".
-func (p Path) String() string {
-	if int(p) >= len(pathNames) {
-		p = PathUnknown
-	}
-	return pathNames[p]
-}
-
 // Link is the connection from A to B, as A reports it.
 type Link struct {
 	A, B GPU

@@ -47,7 +47,7 @@ func newDoctorFixture(t *testing.T) *doctorFixture {
 	s := &doctorFixture{T: t, dir: dir, env: map[string]string{}}
 	s.driver = &fakeDriverProbe{
 		devices: []device.Device{{ID: "GPU-a", GPU: "GPU-a", Minor: 0}, {ID: "GPU-b", GPU: "GPU-b", Minor: 1}, {ID: "MIG-c", GPU: "GPU-b", Minor: 1}},
-		library: doctor.Library{Path: "/usr/lib64/libnvidia-ml.so.1", Version: "580.82.07"},
+		library: device.Library{Path: "/usr/lib64/libnvidia-ml.so.1", Version: "580.82.07"},
 	}
 	s.files = &fakeNodeFiles{errs: map[string]error{}}
 	s.kubelet = kubelet.New(kubelet.Options{Dir: filepath.Join(dir, "kubelet"), ReadPodsAtOnce: true, RunningSince: time.Now().Add(-3 * time.Hour)})
@@ -143,7 +143,7 @@ func (s *doctorFixture) finding(check string) doctor.Finding {
 type fakeDriverProbe struct {
 	devices []device.Device
 	err     error
-	library doctor.Library
+	library device.Library
 	block   chan struct{}
 }
 
@@ -154,7 +154,7 @@ func (d *fakeDriverProbe) Devices(context.Context) ([]device.Device, error) {
 	return d.devices, d.err
 }
 
-func (d *fakeDriverProbe) Library() doctor.Library { return d.library }
+func (d *fakeDriverProbe) Library() device.Library { return d.library }
 
 type fakeNodeFiles struct {
 	errs  map[string]error
@@ -262,9 +262,9 @@ var driverCases = []findingCase{
 	}},
 	{check: "driver", status: doctor.StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
 	{check: "driver", status: doctor.StatusFailure, message: "cannot open", fix: "NVIDIA_DRIVER_CAPABILITIES=utility", change: func(s *doctorFixture) {
-		s.driver.devices, s.driver.err, s.driver.library = nil, errors.New("cannot open libnvidia-ml.so.1"), doctor.Library{}
+		s.driver.devices, s.driver.err, s.driver.library = nil, errors.New("cannot open libnvidia-ml.so.1"), device.Library{}
 	}},
-	{check: "driver", status: doctor.StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.library, s.driver.block = doctor.Library{}, s.newHang() }},
+	{check: "driver", status: doctor.StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.library, s.driver.block = device.Library{}, s.newHang() }},
 	{check: "driver", status: doctor.StatusFailure, message: "no response within", fix: "dmesg", change: func(s *doctorFixture) {
 		s.driver.devices, s.driver.err = nil, fmt.Errorf("list: %w", context.DeadlineExceeded)
 	}},

@@ -11,21 +11,12 @@ import (
 	resourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// Library describes the driver's library.
-type Library struct {
-	Path             string   // of the loaded file; empty: not loaded
-	Version          string   // of the driver; empty before the driver answers
-	MissingFunctions []string // used by podgauge
-	MissingFamilies  []string // metric families of missing functions
-	NotReady         bool     // the GPUs do not accept work yet, with confidential computing
-}
-
 // DriverProbe queries the driver.
 type DriverProbe interface {
 	// Devices may hang.
 	Devices(ctx context.Context) ([]device.Device, error)
 	// Library makes no calls to the driver, and may run beside Devices.
-	Library() Library
+	Library() device.Library
 }
 
 // NodeFiles opens files of the node. Open may hang in a driver.
@@ -81,7 +72,7 @@ type driverAnswer struct {
 	devices []device.Device
 	err     error
 	inTime  bool
-	library Library
+	library device.Library
 }
 
 func (e *examination) timedOut() Finding {

@@ -59,7 +59,7 @@ type Backend struct {
 	// lastInventory is the last listing before Close, for XidEventAt. The
 	// handles are invalid.
 	lastInventory atomic.Pointer[inventory]
-	libraryInfo   atomic.Pointer[LibraryInfo] // never nil; written by Devices
+	library       atomic.Pointer[device.Library] // never nil; written by Devices
 	histories     collect.Histories
 	pendingCalls  *lib.PendingCalls
 	probedAt      atomic.Pointer[time.Time] // begin of the newest listing, or the newest end of a probe
@@ -85,16 +85,6 @@ type eventSet struct {
 	registered map[*gpu]bool
 }
 
-// LibraryInfo describes the driver's library.
-type LibraryInfo struct {
-	Library string // loaded file; empty: no usable library
-	Version string // of the driver; empty: not initialized
-	// MissingFunctions are absent in all their versions.
-	MissingFunctions []string
-	MissingFamilies  []string // of metrics, with a row beyond the library's functions
-	NotReady         bool     // confidential computing is on, and the GPUs do not accept work yet
-}
-
 // New returns a Backend. The first Devices loads the library.
 func New(o Options) *Backend {
 	o.DevRoot, o.SysRoot, o.ProcRoot = cmp.Or(o.DevRoot, "/"), cmp.Or(o.SysRoot, "/sys"), cmp.Or(o.ProcRoot, "/proc")
@@ -103,16 +93,16 @@ func New(o Options) *Backend {
 		options: o, metrics: plan.Metrics(), plan: plan, lib: o.Library,
 		probes: map[int]*deviceProbe{}, pendingCalls: &lib.PendingCalls{},
 	}
-	b.libraryInfo.Store(&LibraryInfo{})
+	b.library.Store(&device.Library{})
 	return b
 }
 
 // Metrics returns the rows of Read, without a driver too.
 func (b *Backend) Metrics() []device.Metric { return b.metrics }
 
-// LibraryInfo returns the library's description, even while its initialization
+// Library returns the library's description, even while its initialization
 // hangs.
-func (b *Backend) LibraryInfo() LibraryInfo { return *b.libraryInfo.Load() }
+func (b *Backend) Library() device.Library { return *b.library.Load() }
 
 // Idle reports whether no call of a listing is pending.
 func (b *Backend) Idle() bool { return b.pendingCalls.Idle() }
@@ -147,7 +137,7 @@ func (b *Backend) Check(id device.GPU) (device.ResetEvidence, error) {
 	evidence, err := g.Check()
 	switch {
 	case err != nil:
-	case b.libraryInfo.Load().NotReady:
+	case b.library.Load().NotReady:
 		err = &device.Fault{Reason: "confidential_computing", External: true}
 	case g.MIG.Load().Unknown: // a partitioned GPU must not be offered as a whole
 		err = &device.Fault{Reason: "mig_mode_unknown", Action: xid.ActionInspect}

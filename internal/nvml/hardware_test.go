@@ -22,7 +22,7 @@ func TestHardware(t *testing.T) {
 		s := newFixture(t, nvml.Options{DriverRoots: []string{root}, SysRoot: "/sys"})
 		began := time.Now()
 		devices, err := s.tryList()
-		t.Logf("start and listing took %v, error %v, %+v", time.Since(began), err, s.LibraryInfo())
+		t.Logf("start and listing took %v, error %v, %+v", time.Since(began), err, s.Library())
 		if len(devices) == 0 {
 			t.Fatal("got no GPU")
 		}

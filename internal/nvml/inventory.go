@@ -66,13 +66,13 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 // updateReadiness asks whether the GPUs accept work. With confidential
 // computing they do not before their attestation.
 func (b *Backend) updateReadiness() {
-	info := b.LibraryInfo()
-	info.NotReady = false
+	library := b.Library()
+	library.NotReady = false
 	if sess := b.session; sess.confidential && sess.Symbols["nvmlSystemGetConfComputeGpusReadyState"] {
 		state, ret := sess.NVML.SystemGetConfComputeGpusReadyState()
-		info.NotReady = ret == nvml.SUCCESS && state == nvml.CC_ACCEPTING_CLIENT_REQUESTS_FALSE
+		library.NotReady = ret == nvml.SUCCESS && state == nvml.CC_ACCEPTING_CLIENT_REQUESTS_FALSE
 	}
-	b.libraryInfo.Store(&info)
+	b.library.Store(&library)
 }
 
 func (b *Backend) endSession(reason error) error {

@@ -237,7 +237,7 @@ func TestConfidentialComputing(t *testing.T) {
 				t.Errorf("%s: check of GPU %d: got %v, want usable: %v", state, i, err, usable)
 			}
 		}
-		if got := s.LibraryInfo().NotReady; got == usable {
+		if got := s.Library().NotReady; got == usable {
 			t.Errorf("%s: NotReady: got %v", state, got)
 		}
 	}

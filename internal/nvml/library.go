@@ -22,7 +22,7 @@ func (b *Backend) ensureInitialized() error {
 			return fmt.Errorf("%w: %w", device.ErrNoDriver, err)
 		}
 		b.lib = found
-		b.libraryInfo.Store(&LibraryInfo{Library: lib.LoadedFile().Path}) // opened for examination
+		b.library.Store(&device.Library{Path: lib.LoadedFile().Path}) // opened for examination
 	}
 	ret := b.lib.Init() // the library stays loaded after a failure too: the symbols below are those of later calls
 	if b.libraryFile.Path == "" {
@@ -45,8 +45,8 @@ func (b *Backend) ensureInitialized() error {
 		confidential:        mode == "on" || mode == "devtools",
 		eventsNameInstances: b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
 	}
-	b.libraryInfo.Store(&LibraryInfo{
-		Library: b.libraryFile.Path, Version: session.Version,
+	b.library.Store(&device.Library{
+		Path: b.libraryFile.Path, Version: session.Version,
 		MissingFunctions: session.Symbols.Missing(), MissingFamilies: metric.MissingFamilies(session.Symbols),
 	})
 	if b.driverRestarted { // a reload of the kernel module resets all GPUs

@@ -38,8 +38,8 @@ func (s *fixture) wantNoDriver(text string) {
 		s.Errorf("got %d devices, error %v, want %q", len(devices), err, text)
 	}
 	s.wantCallsFail()
-	if s.LibraryInfo().MissingFamilies != nil {
-		s.Errorf("missing families: got %v, want nil", s.LibraryInfo().MissingFamilies)
+	if s.Library().MissingFamilies != nil {
+		s.Errorf("missing families: got %v, want nil", s.Library().MissingFamilies)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestLibraryBehindLinks(t *testing.T) {
 			s.wantNoDriver("cannot open") // the target of the link is missing
 			s.must(os.Symlink("/"+real+"/"+lib.Soname, filepath.Join(root, links)))
 			s.list(2)
-			expect.Equal(t, s.LibraryInfo().Library, filepath.Join(root, real, lib.Soname), "loaded library")
+			expect.Equal(t, s.Library().Path, filepath.Join(root, real, lib.Soname), "loaded library")
 		})
 }
 
@@ -129,12 +129,12 @@ func TestIncompleteLibrary(t *testing.T) {
 func TestLibraryInfo(t *testing.T) {
 	missing := []string{"nvmlDeviceGetSerial", "nvmlGpmMetricsGet"}
 	withLibrary(t, missing, []string{"gpus 1"}, func(s *fixture) {
-		if info := s.LibraryInfo(); info.Library != "" || info.MissingFunctions != nil {
+		if info := s.Library(); info.Path != "" || info.MissingFunctions != nil {
 			s.Errorf("before a listing: got %+v, want none", info)
 		}
 		s.list(1)
-		info := s.LibraryInfo()
-		if info.Library != filepath.Join(testDir, "lib64", lib.Soname) || info.Version == "" ||
+		info := s.Library()
+		if info.Path != filepath.Join(testDir, "lib64", lib.Soname) || info.Version == "" ||
 			!slices.Equal(info.MissingFunctions, missing) {
 			s.Errorf("got %+v, want the path, a version and two missing functions", info)
 		}
@@ -204,8 +204,8 @@ func TestHangingInit(t *testing.T) {
 		go func() { _, err := s.tryList(); done <- err }() // ends with the hang; received below
 		s.eventually("Init hangs", func() bool { return s.libraryLoaded() && s.calls().InFlight(nvmltest.NoGPU) == 1 })
 		s.wantCallsFail()
-		info := s.LibraryInfo()
-		if info.Library != filepath.Join(testDir, "lib64", lib.Soname) || info.Version != "" || info.MissingFamilies != nil {
+		info := s.Library()
+		if info.Path != filepath.Join(testDir, "lib64", lib.Soname) || info.Version != "" || info.MissingFamilies != nil {
 			s.Errorf("while Init hangs: got %+v, want the path only", info)
 		}
 		calls := s.calls()
@@ -245,7 +245,7 @@ func TestOldDriver(t *testing.T) {
 				wantMissing = append(wantMissing, m.Name)
 			}
 		}
-		expect.EqualSlices(s, s.LibraryInfo().MissingFamilies, wantMissing, "missing families")
+		expect.EqualSlices(s, s.Library().MissingFamilies, wantMissing, "missing families")
 		for name := range nvmltest.OldDriverValues { // this driver has the SRAM status instead
 			delete(want, name)
 		}
@@ -296,7 +296,7 @@ func TestMinimalDriver(t *testing.T) {
 				families[name] = true
 			}
 		}
-		if got := s.LibraryInfo().MissingFamilies; len(got) != len(families) {
+		if got := s.Library().MissingFamilies; len(got) != len(families) {
 			s.Errorf("missing families: got %v, want all", got)
 		}
 	})

@@ -116,7 +116,7 @@ func TestUnknownProcesses(t *testing.T) {
 			t.Errorf("%s: got pids %v, error %v, want %d", c.line, got, err, c.want)
 		}
 		s.clear("short")
-		if s.LibraryInfo().Version[:3] != "535" {
+		if s.Library().Version[:3] != "535" {
 			s.wantProcesses(c.line+": other GPU", 1, 1)
 		}
 		s.Close()

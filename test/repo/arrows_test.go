@@ -21,7 +21,7 @@ const (
 
 // allowedImports lists the packages of this module that each package may import. Tests may also import testImports.
 var allowedImports = map[string][]string{
-	"cmd/podgauge":                  {"internal/app", "internal/doctor", "internal/dra", "internal/nvml", "internal/nvml/capture"},
+	"cmd/podgauge":                  {"internal/app", "internal/dra", "internal/nvml", "internal/nvml/capture"},
 	"cmd/podgauge-sim":              {"internal/app", "internal/dra", "internal/nvml", "internal/nvml/metric", "internal/xid", "internal/sim", "internal/sim/kubelet", "internal/sim/replay"},
 	"internal/app":                  {"exporter", "internal/dcgm", "internal/cdi", "internal/cgroup", "internal/cli", "internal/client", "internal/config", "internal/device", "internal/allocation", "internal/health", "internal/doctor", "internal/flags", "internal/incident", "internal/kmsg", "internal/node", "internal/operator", "internal/pods", "internal/readiness", "internal/rules", "internal/state", "internal/validate", "internal/web/api", "internal/web/server", "plugin", "podresources", "internal/hpcjobs"},
 	"internal/client":               {"internal/cli", "internal/operator", "internal/web/api"},
