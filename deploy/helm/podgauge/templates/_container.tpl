@@ -30,7 +30,8 @@
 {{- if $v.jobs.mappingDir }}{{ $args = append $args "--job-mapping-dir=/var/lib/podgauge-jobs" }}{{ end }}
 {{- with $v.jobs.label }}{{ $args = append $args (printf "--job-label=%s" .) }}{{ end }}
 {{- if $v.metrics.nvlinkLinks }}{{ $args = append $args "--metrics.nvlink-links" }}{{ end }}
-{{- if $v.metrics.dcgm }}{{ $args = append $args "--metrics.dcgm" }}{{ end }}
+{{- with $v.metrics.dcgm }}{{ $args = append $args (eq (toString .) "true" | ternary "--metrics.dcgm" (printf "--metrics.dcgm=%v" .)) }}{{ end }}
+{{- if $facts.counters }}{{ $args = append $args "--metrics.dcgm-counters=/etc/podgauge/dcgm-counters/metrics" }}{{ end }}
 {{- with $v.metrics.seriesLimit }}{{ $args = append $args (printf "--metrics.series-limit=%d" (int .)) }}{{ end }}
 {{- if $v.kubernetes.pods }}{{ $args = append $args "--pods-api-fallback-socket=/run/podgauge-kube/pods-api.sock" }}{{ end }}
 {{- if $v.kubernetes.adminClaims }}{{ $args = append $args "--ignore-claims-file=/run/podgauge-kube/admin-claims" }}{{ end }}

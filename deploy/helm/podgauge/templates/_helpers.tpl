@@ -68,6 +68,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   controller    a feature needs podgauge-kube's controller
   sidecar       a feature needs podgauge-kube in podgauge's pods; nodeFiles: its files
   configFolder  named configs are mounted; configMap has them, configName selects one
+  counters      a counters file of dcgm-exporter is mounted; countersConfigMap has it
   web           there is a web config; webSecret is where */}}
 {{- define "podgauge.facts" -}}
 {{- $v := .Values }}
@@ -117,6 +118,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "configFolder" (or (ne $v.config.name "") (ne $configName "") (and (ne $v.kubernetes.configLabel "") (gt (len $v.config.map) 0)))
   "configMap" (default (printf "%s-configs" (include "podgauge.fullname" .)) $v.config.name)
   "configName" $configName
+  "counters" (or (ne $v.customMetrics "") (ne $v.customMetricsConfigMap ""))
+  "countersConfigMap" (default (printf "%s-dcgm-counters" (include "podgauge.fullname" .)) $v.customMetricsConfigMap)
   "controller" (or $v.kubernetes.events $v.kubernetes.nodeCondition $v.kubernetes.deviceTaints)
   "sidecar" (or $v.kubernetes.pods $nodeFiles)
   "nodeFiles" $nodeFiles

@@ -67,6 +67,12 @@
     name: {{ default (printf "%s-retired" (include "podgauge.fullname" .)) .Values.retired.configMap }}
     optional: true
 {{- end }}
+{{- if $facts.counters }}
+- name: dcgm-counters
+  configMap:
+    name: {{ $facts.countersConfigMap }}
+    optional: true
+{{- end }}
 {{- if $facts.web }}
 - name: web
   secret:
@@ -107,6 +113,11 @@
 {{- if .Values.retired.enabled }}
 - name: retired
   mountPath: /etc/podgauge/retired
+  readOnly: true
+{{- end }}
+{{- if $facts.counters }}
+- name: dcgm-counters
+  mountPath: /etc/podgauge/dcgm-counters
   readOnly: true
 {{- end }}
 {{- if $facts.web }}
