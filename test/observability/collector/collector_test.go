@@ -1,31 +1,28 @@
-// Package collector runs the OpenTelemetry Collector with podgauge. The separate module keeps the Collector out of podgauge's go.sum.
+// Package collector runs the mapping of docs/how-to/integrate.md to OpenTelemetry: the relabeling of Prometheus, which the Collector's receiver
+// uses, and the Collector's processor. The separate module keeps the Collector out of podgauge's go.sum.
 package collector
 
 import (
-	"context"
 	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/open-telemetry/opentelemetry-collector-contrib/processor/metricstransformprocessor"
-	"github.com/open-telemetry/opentelemetry-collector-contrib/receiver/prometheusreceiver"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/relabel"
 	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/component/componenttest"
 	"go.opentelemetry.io/collector/confmap"
-	"go.opentelemetry.io/collector/confmap/provider/envprovider"
-	"go.opentelemetry.io/collector/confmap/provider/fileprovider"
-	"go.opentelemetry.io/collector/consumer"
-	"go.opentelemetry.io/collector/exporter"
-	"go.opentelemetry.io/collector/otelcol"
-	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/consumer/consumertest"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/processor"
-	"go.opentelemetry.io/collector/receiver"
-	"go.opentelemetry.io/collector/service/telemetry"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/podgauge/podgauge/test/helpers/program"
@@ -33,162 +30,139 @@ import (
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
-// seen has the sets of attributes by metric.
-type seen struct {
-	mu   sync.Mutex
-	sets map[string]map[string]bool // guarded by mu
-}
-
-func (s *seen) has(metric, set string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.sets[metric][set]
-}
-
-// consume is the exporter of the page's pipeline.
-func (s *seen) consume(_ context.Context, batch pmetric.Metrics) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, r := range batch.ResourceMetrics().All() {
-		for _, scope := range r.ScopeMetrics().All() {
-			for _, m := range scope.Metrics().All() {
-				points := pmetric.NewNumberDataPointSlice()
-				switch m.Type() { //nolint:exhaustive // podgauge's families in the page
-				case pmetric.MetricTypeGauge:
-					points = m.Gauge().DataPoints()
-				case pmetric.MetricTypeSum:
-					points = m.Sum().DataPoints()
-				}
-				for _, p := range points.All() {
-					s.add(m.Name()+" "+m.Type().String(), p.Attributes())
-				}
+// collectorConfig has the used parts of the page's configuration.
+type collectorConfig struct {
+	Receivers struct {
+		Prometheus struct {
+			Config struct {
+				Jobs []struct {
+					Relabel []*relabel.Config `yaml:"metric_relabel_configs"`
+				} `yaml:"scrape_configs"`
 			}
 		}
 	}
-	return nil
+	Processors struct{ Metricstransform map[string]any }
 }
 
-func (s *seen) add(metric string, attributes pcommon.Map) {
-	if s.sets[metric] == nil {
-		s.sets[metric] = map[string]bool{}
-	}
-	all := map[string]string{}
-	for key, value := range attributes.All() {
-		all[key] = value.AsString()
-	}
-	var set []string
-	for _, key := range slices.Sorted(maps.Keys(all)) {
-		set = append(set, key+"="+all[key])
-	}
-	s.sets[metric][strings.Join(set, " ")] = true
-}
-
-// factories returns the components of the page's configuration; metrics end in s.
-func (s *seen) factories() (f otelcol.Factories, err error) {
-	if f.Receivers, err = otelcol.MakeFactoryMap[receiver.Factory](prometheusreceiver.NewFactory()); err != nil {
-		return f, err
-	}
-	if f.Processors, err = otelcol.MakeFactoryMap[processor.Factory](metricstransformprocessor.NewFactory()); err != nil {
-		return f, err
-	}
-	f.Exporters, err = otelcol.MakeFactoryMap[exporter.Factory](exporter.NewFactory(component.MustNewType("otlp_http"),
-		func() component.Config { return &struct{ Endpoint string }{} },
-		exporter.WithMetrics(func(context.Context, exporter.Settings, component.Config) (exporter.Metrics, error) {
-			next, err := consumer.NewMetrics(s.consume)
-			return struct {
-				component.StartFunc
-				component.ShutdownFunc
-				consumer.Metrics
-			}{Metrics: next}, err
-		}, component.StabilityLevelDevelopment)))
-	f.Telemetry = telemetry.NewFactory(func() component.Config { return struct{}{} })
-	return f, err
-}
-
-// writeConfig writes the configuration of docs/how-to/integrate.md, with an address in place of the discovery of pods.
-func writeConfig(t *testing.T, address string) string {
+func readConfig(t *testing.T) (config collectorConfig) {
 	t.Helper()
 	block := regexp.MustCompile("(?ms)^```yaml\n(receivers:.*?)^```$").FindStringSubmatch(testfile.Read(t, "../../../docs/how-to/integrate.md"))
-	var config struct {
-		Receivers struct {
-			Prometheus struct {
-				Config struct {
-					Jobs []map[string]any `yaml:"scrape_configs"`
-				}
-			}
-		}
-		Others map[string]any `yaml:",inline"`
-	}
-	require.NoError(t, yaml.Unmarshal([]byte(block[1]), &config))
-	job := config.Receivers.Prometheus.Config.Jobs[0]
-	delete(job, "kubernetes_sd_configs")
-	delete(job, "relabel_configs")
-	job["scrape_interval"] = "1s"
-	job["static_configs"] = []any{map[string]any{"targets": []string{address}}}
-	text, err := yaml.Marshal(config)
-	require.NoError(t, err)
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	require.NoError(t, os.WriteFile(file, text, 0o600))
-	return file
+	// The Collector expands $$ to $.
+	require.NoError(t, yaml.Unmarshal([]byte(strings.ReplaceAll(block[1], "$$", "$")), &config))
+	return config
 }
 
-// TestCollector checks the metrics that the Collector exports with the configuration of docs/how-to/integrate.md.
-func TestCollector(t *testing.T) {
+// receive returns the samples of a scrape after relabeling, with the types of their families.
+func receive(t *testing.T, scrape string, rules []*relabel.Config) pmetric.Metrics {
+	t.Helper()
+	for _, r := range rules {
+		require.NoError(t, r.Validate(model.UTF8Validation))
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(scrape))
+	require.NoError(t, err)
+	received := pmetric.NewMetrics()
+	metrics := received.ResourceMetrics().AppendEmpty().ScopeMetrics().AppendEmpty().Metrics()
+	for _, name := range slices.Sorted(maps.Keys(families)) {
+		m := pmetric.NewMetric()
+		m.SetName(name)
+		points := m.SetEmptyGauge().DataPoints()
+		if families[name].GetType() == dto.MetricType_COUNTER {
+			points = m.SetEmptySum().DataPoints()
+			m.Sum().SetIsMonotonic(true)
+			m.Sum().SetAggregationTemporality(pmetric.AggregationTemporalityCumulative)
+		}
+		for _, sample := range families[name].GetMetric() {
+			b := labels.NewBuilder(labels.FromStrings(labels.MetricName, name))
+			for _, l := range sample.GetLabel() {
+				b.Set(l.GetName(), l.GetValue())
+			}
+			if !relabel.ProcessBuilder(b, rules...) {
+				continue
+			}
+			p := points.AppendEmpty()
+			p.SetDoubleValue(sample.GetGauge().GetValue() + sample.GetCounter().GetValue())
+			b.Labels().DropMetricName().Range(func(l labels.Label) { p.Attributes().PutStr(l.Name, l.Value) })
+		}
+		if points.Len() > 0 {
+			m.MoveTo(metrics.AppendEmpty())
+		}
+	}
+	return received
+}
+
+// attributeSets returns the sets of attributes by metric and type.
+func attributeSets(m pmetric.MetricSlice) map[string][]string {
+	all := map[string][]string{}
+	for _, metric := range m.All() {
+		points := pmetric.NewNumberDataPointSlice()
+		if metric.Type() == pmetric.MetricTypeSum {
+			points = metric.Sum().DataPoints()
+		} else {
+			points = metric.Gauge().DataPoints()
+		}
+		name := metric.Name() + " " + metric.Type().String()
+		for _, p := range points.All() {
+			var set []string
+			for key, value := range p.Attributes().All() {
+				set = append(set, key+"="+value.AsString())
+			}
+			slices.Sort(set)
+			all[name] = append(all[name], strings.Join(set, " "))
+		}
+	}
+	return all
+}
+
+// TestMapping checks the metrics of a node with a failed GPU and a MIG device.
+func TestMapping(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "script")
 	require.NoError(t, os.WriteFile(script, []byte("machine h100\n0s partition 7 3g.40gb\n1s pod team/train main=7\n2s xid 0 79\n"), 0o600))
-	node := program.StartFile(t, "../../../bin/podgauge-sim", nil, "--simulate=script:"+script)
-	address := strings.TrimSuffix(strings.TrimPrefix(node.URL, "http://"), "/metrics")
-	exported := &seen{sets: map[string]map[string]bool{}}
-	collector, err := otelcol.NewCollector(otelcol.CollectorSettings{
-		Factories:               exported.factories,
-		DisableGracefulShutdown: true,
-		ConfigProviderSettings: otelcol.ConfigProviderSettings{ResolverSettings: confmap.ResolverSettings{
-			URIs: []string{writeConfig(t, address)}, DefaultScheme: "env",
-			ProviderFactories: []confmap.ProviderFactory{fileprovider.NewFactory(), envprovider.NewFactory()},
-		}},
+	node, scrape := program.StartFile(t, "../../../bin/podgauge-sim", nil, "--simulate=script:"+script), ""
+	program.WaitUntil(t, "the GPU has failed", func() bool {
+		scrape = node.Scrape(t)
+		return strings.Contains(scrape, `xid="79"`)
 	})
+	config := readConfig(t)
+	factory, sink := metricstransformprocessor.NewFactory(), new(consumertest.MetricsSink)
+	settings := factory.CreateDefaultConfig()
+	require.NoError(t, confmap.NewFromStringMap(config.Processors.Metricstransform).Unmarshal(settings))
+	transform, err := factory.CreateMetrics(t.Context(), processor.Settings{
+		ID: component.NewID(factory.Type()), TelemetrySettings: componenttest.NewNopTelemetrySettings(),
+	}, settings, sink)
 	require.NoError(t, err)
-	ended := make(chan error)
-	go func() { ended <- collector.Run(t.Context()) }()
-	t.Cleanup(func() {
-		collector.Shutdown()
-		require.NoError(t, <-ended)
-	})
+	require.NoError(t, transform.ConsumeMetrics(t.Context(), receive(t, scrape, config.Receivers.Prometheus.Config.Jobs[0].Relabel)))
+	got := attributeSets(sink.AllMetrics()[0].ResourceMetrics().At(0).ScopeMetrics().At(0).Metrics())
 
 	const (
 		failed = "hw.id=GPU-0000a100-5eed-4000-8000-000000000000"
 		gpu    = "hw.id=GPU-0000a101-5eed-4000-8000-000000000001"
-		gauge  = " Gauge"
-		sum    = " Sum"
-		owners = "k8s.container.name=main k8s.namespace.name=team k8s.pod.name=train"
+		owner  = " k8s.container.name=main k8s.namespace.name=team k8s.pod.name=train"
 	)
-	for metric, set := range map[string]string{
-		"hw.gpu.utilization" + gauge:  "hw.gpu.task=general " + gpu + " hw.type=gpu " + owners,
-		"hw.gpu.memory.usage" + gauge: gpu + " hw.type=gpu " + owners,
-		"hw.gpu.memory.limit" + gauge: gpu + " hw.type=gpu " + owners,
-		"hw.gpu.io" + sum:             gpu + " hw.type=gpu " + owners + " network.io.direction=transmit",
-		"hw.power" + gauge:            gpu + " hw.type=gpu " + owners,
-		"hw.energy" + sum:             gpu + " hw.type=gpu " + owners,
-		"hw.temperature" + gauge:      gpu + " hw.sensor_location=gpu hw.type=gpu " + owners,
-		"hw.errors" + sum:             "error.type=xid_79 " + failed + " hw.type=gpu",
-		"hw.status" + gauge:           failed + " hw.state=failed hw.type=gpu",
-	} {
-		program.WaitUntil(t, metric+" has "+set, func() bool { return exported.has(metric, set) })
+	want := map[string]string{
+		"hw.gpu.utilization Gauge":  "hw.gpu.task=general " + gpu + " hw.type=gpu" + owner,
+		"hw.gpu.memory.usage Gauge": gpu + " hw.type=gpu" + owner,
+		"hw.gpu.memory.limit Gauge": gpu + " hw.type=gpu" + owner,
+		"hw.gpu.io Sum":             gpu + " hw.type=gpu" + owner + " network.io.direction=transmit",
+		"hw.power Gauge":            gpu + " hw.type=gpu" + owner,
+		"hw.energy Sum":             gpu + " hw.type=gpu" + owner,
+		"hw.temperature Gauge":      gpu + " hw.sensor_location=gpu hw.type=gpu" + owner,
+		"hw.errors Sum":             "error.type=xid_79 " + failed + " hw.type=gpu",
+		"hw.status Gauge":           failed + " hw.state=failed hw.type=gpu",
 	}
-	exported.mu.Lock()
-	defer exported.mu.Unlock()
-	parents := 0
-	for metric, sets := range exported.sets {
-		if strings.HasPrefix(metric, "nvidia_gpu") {
-			t.Errorf("%s is not mapped", metric)
+	for metric, sets := range got {
+		if !slices.Contains(sets, want[metric]) {
+			t.Errorf("%s has no %q, but %q", metric, want[metric], sets)
 		}
-		for set := range sets {
-			if strings.Contains(set, "hw.id=MIG-") && strings.Contains(set, "hw.parent=GPU-0000a107-5eed-4000-8000-000000000007") {
-				parents++
-			}
-		}
+		delete(want, metric)
 	}
-	if parents == 0 || !exported.sets["hw.errors"+sum]["error.type=ecc_uncorrected "+gpu+" hw.type=gpu"] {
-		t.Errorf("no MIG device has a parent, or no error is of ECC: %v", exported.sets)
+	for metric := range want {
+		t.Errorf("no metric %s", metric)
+	}
+	isMIG := func(set string) bool {
+		return strings.Contains(set, "hw.id=MIG-") && strings.Contains(set, "hw.parent=GPU-0000a107-5eed-4000-8000-000000000007")
+	}
+	if !slices.ContainsFunc(got["hw.gpu.memory.usage Gauge"], isMIG) {
+		t.Errorf("no MIG device has a parent: %q", got["hw.gpu.memory.usage Gauge"])
 	}
 }
