@@ -195,6 +195,9 @@ func (c recipeRun) checkOpenCost() {
 		}
 		return slices.Sorted(maps.Keys(all))
 	}
+	if wrong := c.query("DCGM_FI_PROF_GR_ENGINE_ACTIVE > 1"); len(wrong) > 0 {
+		c.Errorf("not a ratio: %v", wrong)
+	}
 	for name, query := range openCostQueries {
 		allocations := "nvidia_gpu_allocation_info"
 		if name == "QueryGPUInfo" {
