@@ -15,6 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	resource "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -108,12 +109,33 @@ func fleetName(i int) string { return fmt.Sprintf("gpu-%03d", i) }
 
 func fleetIP(i int) string { return fmt.Sprintf("127.1.%d.%d", i/200, 1+i%200) }
 
+func fleetUUID(i, gpu int) string { return fmt.Sprintf("GPU-%08d-0000-4000-8000-%012d", i, gpu) }
+
+// fleetSlice returns the devices that a DRA driver publishes for a node.
+func fleetSlice(i int) *resource.ResourceSlice {
+	name := fleetName(i)
+	s := &resource.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resource.ResourceSliceSpec{
+			Driver: "gpu.nvidia.com", NodeName: &name, Pool: resource.ResourcePool{Name: name, ResourceSliceCount: 1},
+		},
+	}
+	for g := range fleetGPUs {
+		uuid := fleetUUID(i, g)
+		s.Spec.Devices = append(s.Spec.Devices, resource.Device{
+			Name:       fmt.Sprintf("gpu-%d", g),
+			Attributes: map[resource.QualifiedName]resource.DeviceAttribute{"uuid": {StringValue: &uuid}},
+		})
+	}
+	return s
+}
+
 // fleetState returns the state of a node, whose first GPU failed or not.
 func fleetState(i int, failed bool) api.Node {
 	now := time.Now()
 	n := api.Node{Name: fleetName(i), Driver: device.Driver{State: device.DriverUp}}
 	for g := range fleetGPUs {
-		id := fmt.Sprintf("GPU-%08d-0000-4000-8000-%012d", i, g)
+		id := fleetUUID(i, g)
 		n.Statuses = append(n.Statuses, device.Status{
 			Device: device.Device{
 				ID: device.ID(id), GPU: device.GPU(id), Index: g, MIGDeviceIndex: -1, GI: -1, CI: -1, NUMANode: -1,
@@ -132,7 +154,8 @@ func fleetState(i int, failed bool) api.Node {
 	return n
 }
 
-// create creates a node, and podgauge's pod on it, at the API server.
+// create creates a node, its ResourceSlice, and podgauge's pod on it, at the
+// API server.
 func (f *Fleet) create(ctx context.Context, i int) error {
 	if _, err := f.Client.CoreV1().Nodes().Create(ctx, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: fleetName(i)},
@@ -140,6 +163,9 @@ func (f *Fleet) create(ctx context.Context, i int) error {
 			Taints: []corev1.Taint{{Key: "simulated", Effect: corev1.TaintEffectNoExecute}},
 		},
 	}, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	if _, err := f.Client.ResourceV1().ResourceSlices().Create(ctx, fleetSlice(i), metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	pods := f.Client.CoreV1().Pods(FleetNamespace)

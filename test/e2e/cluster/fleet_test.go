@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -127,7 +128,7 @@ func (f *fleet) usage(t *testing.T, p *exec.Cmd) (cpu, requests, memory float64)
 }
 
 // TestControllerFleet measures podgauge-kube with 500 simulated nodes: memory, CPU time and requests, a rack that fails at once beside a hung
-// node, and a restart, after which no condition and no event has changed.
+// node, and a restart, after which no condition, no event and no taint has changed.
 func TestControllerFleet(t *testing.T) {
 	n := node.ForTest(t.Context(), t, cluster.Options())
 	c, err := cluster.Up(t.Context(), n, "privileged")
@@ -157,9 +158,15 @@ func TestControllerFleet(t *testing.T) {
 	}
 	await(t, "the rack has the fault", f.hasConditions(fleetNodes-1, fleetRack))
 	printMeasurement(t, fmt.Sprintf("%d nodes fail at once → conditions", fleetRack), formatSeconds(time.Since(begin)))
+	await(t, "the rack has taints", f.hasRules(fleetRack))
+	printMeasurement(t, fmt.Sprintf("%d nodes fail at once → DeviceTaintRules", fleetRack), formatSeconds(time.Since(begin)))
 	await(t, "the rack has events", f.hasEvents(fleetRack))
+	_, requests, _ = f.usage(t, p)
+	printMeasurement(t, fmt.Sprintf("%d nodes fail at once: requests", fleetRack), fmt.Sprintf("%.0f", requests-requestsIdle))
 
 	before, err := f.conditions(t.Context())
+	must(t, err)
+	rulesBefore, err := f.rules(t.Context())
 	must(t, err)
 	must(t, p.Process.Kill())
 	begin = time.Now()
@@ -177,6 +184,29 @@ func TestControllerFleet(t *testing.T) {
 		}
 	}
 	must(t, f.hasEvents(fleetRack)(t.Context()))
+	rulesAfter, err := f.rules(t.Context())
+	must(t, err)
+	if !slices.Equal(rulesAfter, rulesBefore) {
+		t.Errorf("rules after a restart: got %q, want %q", rulesAfter, rulesBefore)
+	}
+}
+
+// rules returns name, UID and generation of the DeviceTaintRules.
+func (f *fleet) rules(ctx context.Context) ([]string, error) {
+	out, err := f.c.Kubectl(ctx, "get", "devicetaintrules",
+		`--output=jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} {.metadata.generation}{"\n"}{end}`)
+	return slices.Collect(strings.Lines(out)), err
+}
+
+// hasRules returns a check of the number of DeviceTaintRules.
+func (f *fleet) hasRules(want int) func(context.Context) error {
+	return func(ctx context.Context) error {
+		rules, err := f.rules(ctx)
+		if err == nil && len(rules) != want {
+			err = fmt.Errorf("%d rules, want %d", len(rules), want)
+		}
+		return err
+	}
 }
 
 // hasEvents returns a check of the number of events about failed GPUs, each with count 1.
