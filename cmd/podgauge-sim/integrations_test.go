@@ -126,7 +126,7 @@ func TestDatadog(t *testing.T) {
 	}
 	_, list, _ := strings.Cut(page, "does not export these names of the check")
 	var missing []string
-	for _, name := range strings.Fields(dcgmCheckNames) {
+	for name := range strings.FieldsSeq(dcgmCheckNames) {
 		if exported["DCGM_FI_"+name] == nil {
 			missing = append(missing, "`DCGM_FI_"+name+"`")
 		}
