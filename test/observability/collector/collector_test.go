@@ -73,7 +73,7 @@ func receive(t *testing.T, scrape string, rules []*relabel.Config) pmetric.Metri
 			m.Sum().SetAggregationTemporality(pmetric.AggregationTemporalityCumulative)
 		}
 		for _, sample := range families[name].GetMetric() {
-			b := labels.NewBuilder(labels.FromStrings(labels.MetricName, name))
+			b := labels.NewBuilder(labels.FromStrings(model.MetricNameLabel, name))
 			for _, l := range sample.GetLabel() {
 				b.Set(l.GetName(), l.GetValue())
 			}
@@ -82,7 +82,8 @@ func receive(t *testing.T, scrape string, rules []*relabel.Config) pmetric.Metri
 			}
 			p := points.AppendEmpty()
 			p.SetDoubleValue(sample.GetGauge().GetValue() + sample.GetCounter().GetValue())
-			b.Labels().DropMetricName().Range(func(l labels.Label) { p.Attributes().PutStr(l.Name, l.Value) })
+			b.Del(model.MetricNameLabel)
+			b.Range(func(l labels.Label) { p.Attributes().PutStr(l.Name, l.Value) })
 		}
 		if points.Len() > 0 {
 			m.MoveTo(metrics.AppendEmpty())
@@ -95,7 +96,7 @@ func receive(t *testing.T, scrape string, rules []*relabel.Config) pmetric.Metri
 func attributeSets(m pmetric.MetricSlice) map[string][]string {
 	all := map[string][]string{}
 	for _, metric := range m.All() {
-		points := pmetric.NewNumberDataPointSlice()
+		var points pmetric.NumberDataPointSlice
 		if metric.Type() == pmetric.MetricTypeSum {
 			points = metric.Sum().DataPoints()
 		} else {
