@@ -60,6 +60,7 @@ var caseRequirements = map[string]podRequirements{
 	"mig":          {capabilities: []core.Capability{"SYS_ADMIN"}},
 	"mig-single":   {capabilities: []core.Capability{"SYS_ADMIN"}},
 	"mig-seen":     {capabilities: []core.Capability{"SYS_ADMIN"}},
+	"nvidia":       {capabilities: []core.Capability{"SYS_ADMIN"}},
 	"everything":   {privileged: true, hostPID: true, capabilities: []core.Capability{"SYS_ADMIN", "SYSLOG"}},
 }
 
