@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -120,11 +121,14 @@ func renderFolder(dir, kubeVersion string, values ...string) (all []chartObject,
 	return all, notes, nil
 }
 
+// onlyComments matches a document without an object.
+var onlyComments = regexp.MustCompile(`^(#[^\n]*\n?)*$`)
+
 // splitObjects returns the objects in a rendered template.
 func splitObjects(template, text string) (all []chartObject, err error) {
 	for part := range strings.SplitSeq("\n"+text, "\n---\n") {
 		part = strings.TrimSpace(part)
-		if part == "" {
+		if onlyComments.MatchString(part) {
 			continue
 		}
 		d := chartObject{template: template, text: []byte(part + "\n")}
