@@ -20,7 +20,7 @@ import (
 const dcgmExporterValues = chartDir + "/examples/dcgm-exporter/values.yaml"
 
 // TestDCGMExporterValues checks that the values name fields of the recording rules, and that dcgm-exporter's chart, in the folder of
-// PODGAUGE_PEERS (CONTRIBUTING.md), has these fields and no labels of pods.
+// PODGAUGE_PEERS, has these fields and no labels of pods.
 func TestDCGMExporterValues(t *testing.T) {
 	text := testfile.Read(t, dcgmExporterValues)
 	var values struct {
