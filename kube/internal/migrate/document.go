@@ -22,7 +22,8 @@ type document struct {
 // parseDocuments parses a JSON document or a stream of YAML documents.
 func parseDocuments(data []byte) ([]document, error) {
 	data = bytes.TrimPrefix(data, []byte("\uFEFF"))
-	if begin := bytes.TrimLeft(data, " \t\r\n"); len(begin) > 0 && begin[0] == '{' && !bytes.HasPrefix(begin, []byte("{{")) {
+	begin := bytes.TrimLeft(data, " \t\r\n")
+	if bytes.HasPrefix(begin, []byte("{")) && !bytes.HasPrefix(begin, []byte("{{")) {
 		root, err := parseJSON(data)
 		if err != nil {
 			return nil, err

@@ -3,7 +3,6 @@ package migrate
 import (
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 )
 
@@ -59,9 +58,4 @@ func (m *macros) add(text, placeholder string) string {
 // restore returns a query with the texts of the placeholders.
 func (m *macros) restore(query string) string {
 	return strings.NewReplacer(m.pairs...).Replace(query)
-}
-
-// isPlaceholder reports whether a text has a placeholder.
-func (m *macros) isPlaceholder(text string) bool {
-	return slices.ContainsFunc(m.pairs, func(p string) bool { return p != "" && strings.Contains(text, p) })
 }

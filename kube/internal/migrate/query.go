@@ -243,8 +243,10 @@ func callText(c *parser.Call, index int, argument string) string {
 	return c.Func.Name + "(" + strings.Join(args, ", ") + ")"
 }
 
+// spanOf returns the text of a range: [5m].
 func spanOf(m *parser.MatrixSelector) string {
-	bare := &parser.MatrixSelector{VectorSelector: &parser.VectorSelector{Name: "x"}, Range: m.Range, RangeExpr: m.RangeExpr}
+	bare := *m
+	bare.VectorSelector = &parser.VectorSelector{Name: "x"}
 	return strings.TrimPrefix(bare.String(), "x")
 }
 
@@ -316,7 +318,7 @@ func (t *translator) binary(b *parser.BinaryExpr) (parser.Expr, labelFlow) {
 	}
 	if m := b.VectorMatching; m != nil {
 		matching := *m
-		if left.ofDCGM != right.ofDCGM { // the other side has the labels of dcgm-exporter
+		if flow.foreign && left.ofDCGM != right.ofDCGM { // the other side has the labels of dcgm-exporter
 			names := m.MatchingLabels
 			if !m.On {
 				names = t.outer
@@ -384,7 +386,7 @@ func fold(b *parser.BinaryExpr) parser.Expr {
 func factorOf(b *parser.BinaryExpr) (float64, bool) {
 	n, ok := b.RHS.(*parser.NumberLiteral)
 	switch {
-	case !ok || n.Val <= 0 || n.Val > 1e12: // placeholders of variables are not combined
+	case !ok || n.Val <= 0 || n.Val > 1e10: // placeholders of variables are not combined
 		return 0, false
 	case b.Op == parser.MUL:
 		return n.Val, true

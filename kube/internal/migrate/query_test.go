@@ -64,6 +64,8 @@ func TestQueries(t *testing.T) {
 		`max_over_time(DCGM_FI_DEV_GPU_TEMP[[[range]]] offset $before)`:                 `max_over_time(nvidia_gpu_temperature_celsius{sensor="gpu"}[[[range]]] offset $before)`,
 		`rate(DCGM_FI_DEV_PCIE_REPLAY_COUNTER[${days}d:$__interval])`:                   `rate(nvidia_gpu_pcie_replays_total[${days}d:$__interval])`,
 		`sum by ($by) (DCGM_FI_DEV_GPU_TEMP) # "$by`:                                    `sum by ($by) (nvidia_gpu_temperature_celsius{sensor="gpu"})`,
+		`DCGM_FI_DEV_SM_CLOCK / $n`:                                                     `(nvidia_gpu_clock_hertz{clock="sm"} / 1000000) / $n`,
+		`sum by (UUID) (DCGM_FI_DEV_GPU_TEMP) or vector(0)`:                             `sum by (uuid) (nvidia_gpu_temperature_celsius{sensor="gpu"}) or vector(0)`,
 		// no translation
 		`DCGM_FI_DEV_$field`:                `! DCGM_FI_DEV_$field: not a field of DCGM that podgauge knows`,
 		`{__name__=~"DCGM_FI_PROF_.*"}`:     `! selects names by a pattern: DCGM_FI_PROF_.*`,

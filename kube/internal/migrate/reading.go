@@ -132,8 +132,8 @@ func (t *translator) row(
 	gpuMatchers := slices.DeleteFunc(slices.Clone(matchers), func(m *labels.Matcher) bool {
 		return slices.Contains(ownerLabels, m.Name) || m.Name == "mig_uuid"
 	})
-	spread := at(v, "nvidia_gpu_allocated", slices.Concat(matchers, []*labels.Matcher{ofMIGDevice})...) + " * 0 + on (node, uuid) group_left () " +
-		of(gpuMatchers...)
+	devices := at(v, "nvidia_gpu_allocated", slices.Concat(matchers, []*labels.Matcher{ofMIGDevice})...)
+	spread := devices + " * 0 + on (node, uuid) group_left () " + of(gpuMatchers...)
 	if onlyMIG {
 		return "(" + spread + ")"
 	}

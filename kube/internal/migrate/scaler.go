@@ -69,7 +69,8 @@ func (m *migration) adapterRule(rule *yaml.Node) {
 		m.add(s, series.Value, "", "selects names by a pattern: write a rule for each family")
 		return
 	}
-	plain := strings.NewReplacer("<<.Series>>", v.Name, "<<.LabelMatchers>>", adapterMatchers, "<<.GroupBy>>", adapterGroups)
+	plain := strings.NewReplacer(
+		"<<.Series>>", v.Name, "<<.LabelMatchers>>", adapterMatchers, "<<.GroupBy>>", adapterGroups)
 	back := strings.NewReplacer(adapterMatchers, "<<.LabelMatchers>>", adapterGroups, "<<.GroupBy>>")
 	count := len(m.report.Queries)
 	out, flow, ok := m.translation(s, plain.Replace(query.Value))
