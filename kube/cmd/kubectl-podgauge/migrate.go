@@ -21,8 +21,9 @@ func newMigrateCommand() *cobra.Command {
 		Use: "migrate FILE...", Short: "Translate queries of dcgm-exporter's series, without a cluster",
 		Long: "Translate queries of dcgm-exporter's series to podgauge's: Grafana dashboards, rules of Prometheus,\n" +
 			"ScaledObjects of KEDA, rules of prometheus-adapter. The exit status is 1 if a query has no translation.",
-		Example: "  kubectl podgauge migrate dashboard.json rules.yaml\n  kubectl podgauge migrate --write dashboard.json",
-		Args:    cobra.MinimumNArgs(1),
+		Example: "  kubectl podgauge migrate dashboard.json rules.yaml\n" +
+			"  kubectl podgauge migrate --write dashboard.json",
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, names []string) error {
 			return migrateFiles(c.OutOrStdout(), c.ErrOrStderr(), names, options, write)
 		},
@@ -79,8 +80,8 @@ func printMigration(out io.Writer, r *migrate.Report) {
 	for _, note := range r.Notes {
 		fmt.Fprintf(out, "note: %s\n", line(note))
 	}
-	fmt.Fprintf(out, "%d queries of dcgm-exporter's series: %d translated, %d without translation; %d of other series\n",
-		len(r.Queries), translated, len(r.Queries)-translated, r.Others)
+	fmt.Fprintf(out,
+		"%d queries of dcgm-exporter's series: %d translated, %d without translation; %d of other series\n", len(r.Queries), translated, len(r.Queries)-translated, r.Others)
 }
 
 // line returns a text in one line.

@@ -6,17 +6,16 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/dcgm"
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 )
 
-// kind is how a field's value comes about.
+// kind is how a field's value comes about; 0: a current value, or a count of the driver.
 type kind uint8
 
 const (
-	// current is a current value, or a count of the driver.
-	current kind = iota
 	// ownerCounter is a count of the driver that podgauge counts for each owner from 0.
-	ownerCounter
+	ownerCounter kind = iota + 1
 	// rate is a rate per second, for which podgauge has a counter.
 	rate
 )
@@ -77,8 +76,10 @@ func fieldOf(name string) field {
 	case found.InfoLabel != "":
 		return field{reason: name + " is a text: podgauge has it as label " + found.InfoLabel + " of nvidia_gpu_info"}
 	}
-	f := field{sum: families(found.Sources), per: families(found.Per), scale: found.Names[generation].Scale,
-		ownOnly: found.OwnOnly}
+	f := field{
+		sum: families(found.Sources), per: families(found.Per), scale: found.Names[generation].Scale,
+		ownOnly: found.OwnOnly,
+	}
 	if found.Note != "" {
 		f.note = name + ": " + found.Note
 	}
@@ -96,7 +97,7 @@ func families(sources []dcgm.Source) (all []family) {
 	for _, s := range sources {
 		r := row{weight: s.Weight}
 		for _, m := range selectorOf(s.Selector) {
-			if m.Name != labels.MetricName {
+			if m.Name != model.MetricNameLabel {
 				r.matchers = append(r.matchers, m)
 			}
 		}

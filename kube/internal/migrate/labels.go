@@ -28,8 +28,10 @@ var labelsOfDCGM = map[string]label{
 	"hostname":  {name: "node"},
 	"device":    {name: "minor", isInfo: true, value: minorOf, note: "label device (nvidia0) is minor (0)"},
 	"modelName": {name: "model", isInfo: true},
-	"pci_bus_id": {name: "pci_bus_id", isInfo: true, value: shortPCIAddress,
-		note: "values of pci_bus_id are 0000:1a:00.0, not 00000000:1A:00.0"},
+	"pci_bus_id": {
+		name: "pci_bus_id", isInfo: true, value: shortPCIAddress,
+		note: "values of pci_bus_id are 0000:1a:00.0, not 00000000:1A:00.0",
+	},
 	"GPU_I_ID":           {name: "gi", isInfo: true},
 	"GPU_I_PROFILE":      {name: "mig_profile", isInfo: true},
 	"namespace":          {name: "namespace"},

@@ -44,7 +44,7 @@ func publicQueries(t *testing.T) (all []dashboardSource) {
 	t.Helper()
 	data, err := os.ReadFile("testdata/public.txt")
 	require.NoError(t, err)
-	for _, section := range strings.Split(strings.TrimSpace(string(data)), "\n\n") {
+	for section := range strings.SplitSeq(strings.TrimSpace(string(data)), "\n\n") {
 		lines := strings.Split(section, "\n")
 		all = append(all, dashboardSource{strings.TrimPrefix(lines[0], "# "), strings.TrimPrefix(lines[1], "# "), lines[2:]})
 	}

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
@@ -88,12 +88,12 @@ func sourceLabels(c *parser.Call) (names []string) {
 // readsDCGM reports whether an expression reads a field of DCGM, or a series recorded from one.
 func (t *translator) readsDCGM(e parser.Expr) bool {
 	found := errors.New("found")
-	return found == parser.Walk(inspector(func(n parser.Node) error {
+	return errors.Is(parser.Walk(inspector(func(n parser.Node) error {
 		if v, ok := n.(*parser.VectorSelector); ok && t.isDCGM(v) {
 			return found
 		}
 		return nil
-	}), e, nil)
+	}), e, nil), found)
 }
 
 type inspector func(parser.Node) error
@@ -113,7 +113,7 @@ func (t *translator) isDCGM(v *parser.VectorSelector) bool {
 // nameOf returns the name of a selector's family, or the pattern of its name.
 func nameOf(v *parser.VectorSelector) string {
 	for _, m := range v.LabelMatchers {
-		if m.Name == labels.MetricName {
+		if m.Name == model.MetricNameLabel {
 			return m.Value
 		}
 	}

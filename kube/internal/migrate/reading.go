@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 )
@@ -171,7 +172,7 @@ func (t *translator) matchers(v *parser.VectorSelector) (own, info []*labels.Mat
 	for _, m := range v.LabelMatchers {
 		l := labelOf(m.Name)
 		switch {
-		case m.Name == labels.MetricName:
+		case m.Name == model.MetricNameLabel:
 		case l.reason != "":
 			t.fail(l.reason)
 		case selectsDCGMExporter(m):
@@ -215,5 +216,5 @@ var exporterPattern = regexp.MustCompile(`(?i)dcgm`)
 
 // selectsDCGMExporter reports whether a matcher selects the scrape job of dcgm-exporter.
 func selectsDCGMExporter(m *labels.Matcher) bool {
-	return m.Name != labels.MetricName && !isLabelOfDCGM(m.Name) && exporterPattern.MatchString(m.Value)
+	return m.Name != model.MetricNameLabel && !isLabelOfDCGM(m.Name) && exporterPattern.MatchString(m.Value)
 }

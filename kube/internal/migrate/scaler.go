@@ -30,8 +30,8 @@ func (m *migration) autoscaler(n *yaml.Node) {
 			case served:
 				m.add(s, name, name)
 			default:
-				m.add(s, name, "", "the name of a metric that prometheus-adapter serves: translate its rule together with "+
-					"this object, then the name stays")
+				m.add(s, name, "", "the name of a metric that prometheus-adapter serves: translate its rule "+
+					"together with this object, then the name stays")
 			}
 		}
 	}
