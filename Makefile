@@ -223,5 +223,6 @@ PEERS ?= $(HOME)/.cache/podgauge-peers
 ## peers: podgauge and its peers in one run, alternating; HOUR=1 adds memory after an hour; PEERS is the folder of the peers' sources; as root
 define suite-peers
 test/observability/peers/build $(PEERS)
+PODGAUGE_PEERS=$(PEERS) go test -count=1 -run 'TestPeerFields$$' ./test/repo
 PODGAUGE_PEERS=$(PEERS) go test -count=1 -timeout 4h -v -run 'TestPeers$$' ./test/observability/peers -write $(if $(HOUR),-hour)
 endef
