@@ -150,7 +150,7 @@ DCGM_FI_DEV_NAME,                     gauge,   Model
 DCGM_EXP_XID_ERRORS_COUNT,            gauge,   Xids in a window
 DCGM_FI_PROF_NVDEC0_ACTIVE,           gauge,   Decoder 0
 DCGM_FI_DEV_GPU_TMEP,                 gauge,   A typing mistake
-DCGM_FI_DEV_GPU_TEMP,                 guage,   Another one
+DCGM_FI_DEV_GPU_TEMP,                 gage,    Another one
 dcgm_gpu_temp,                        gauge,   Again
 DCGM_FI_DEV_SM_CLOCK
 `

@@ -2,6 +2,7 @@ package dcgm
 
 import (
 	"encoding/csv"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -84,8 +85,8 @@ func Parse(file, text string, generations ...Generation) (c Counters) {
 		r := csv.NewReader(strings.NewReader(line))
 		r.TrimLeadingSpace = true
 		record, err := r.Read()
-		if err != nil {
-			wrong("expected field, type, help: %v", err.(*csv.ParseError).Err)
+		if parse := (*csv.ParseError)(nil); errors.As(err, &parse) {
+			wrong("expected field, type, help: %v", parse.Err) // without the line's number in the reader
 			continue
 		}
 		if len(record) < 3 {

@@ -397,12 +397,12 @@ func linkFields() (fields []Field) {
 				"DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_L"+n+"_TOTAL", oneLinkOnly),
 			missing(number(410, 457, 416, 484, link), "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_L"+n,
 				"DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_L"+n+"_TOTAL", oneLinkOnly),
-			counter(number(420, 463, 426, 487, link), "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L"+n, 1, errors+`replay"}`).
-				renamed("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_L"+n+"_TOTAL"),
+			counter(number(420, 463, 426, 487, link), "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L"+n, 1,
+				errors+`replay"}`).renamed("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_L"+n+"_TOTAL"),
 			counter(number(430, 469, 436, 491, link), "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_L"+n, 1,
 				errors+`recovery"}`).renamed("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_L"+n+"_TOTAL"),
-			gauge(number(440, 475, 446, 494, link), "DCGM_FI_DEV_NVLINK_BANDWIDTH_L"+n, dcgmMegabytes, sent, got).rate().
-				rebased(1630+link, "DCGM_FI_DEV_NVLINK_THROUGHPUT_L"+n+"_BYTES_PER_SECOND", 1).
+			gauge(number(440, 475, 446, 494, link), "DCGM_FI_DEV_NVLINK_BANDWIDTH_L"+n, dcgmMegabytes, sent, got).
+				rate().rebased(1630+link, "DCGM_FI_DEV_NVLINK_THROUGHPUT_L"+n+"_BYTES_PER_SECOND", 1).
 				alias("DCGM_FI_DEV_NVLINK_THROUGHPUT_L"+n),
 			gauge(825+link, "DCGM_FI_DEV_NVLINK_TX_BANDWIDTH_L"+n, dcgmMegabytes, sent).rate().
 				renamed("DCGM_FI_DEV_NVLINK_TX_THROUGHPUT_L"+n),

@@ -132,7 +132,7 @@ func readCounters(file string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // only read
 	text, err := io.ReadAll(io.LimitReader(f, maxCountersFile+1))
 	if err == nil && len(text) > maxCountersFile {
 		err = fmt.Errorf("read %s: more than %d bytes", file, maxCountersFile)
