@@ -26,7 +26,7 @@ func TestParse(t *testing.T) {
 		",gauge,x":                            {err: `file:1: "" is not the name of a field`},
 		"a b,gauge,x":                         {err: `file:1: "a b" is not the name of a field`},
 		"\xff,gauge,x":                        {err: `file:1: "\uFFFD" is not the name of a field`},
-		"DCGM_FI_DEV_GPU_TEMP,gage,x":        {err: `file:1: type "gage" of DCGM_FI_DEV_GPU_TEMP: expected gauge, counter or label`},
+		"DCGM_FI_DEV_GPU_TEMP,gage,x":         {err: `file:1: type "gage" of DCGM_FI_DEV_GPU_TEMP: expected gauge, counter or label`},
 		`DCGM_FI_DEV_GPU_TEMP,gauge,"x`:       {err: `file:1: expected field, type, help: extraneous or missing " in quoted-field`},
 		good + "\n" + good:                    {err: "file:2: DCGM_FI_DEV_GPU_TEMP is already on line 1", help: help},
 		"DCGM_FI_DEV_GPU_TEMP,histogram,x":    {unserved: "a field has a single value: use type gauge or counter"},

@@ -132,7 +132,7 @@ func readCounters(file string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = f.Close() }() // only read
+	defer f.Close() //nolint:errcheck // opened for reading
 	text, err := io.ReadAll(io.LimitReader(f, maxCountersFile+1))
 	if err == nil && len(text) > maxCountersFile {
 		err = fmt.Errorf("read %s: more than %d bytes", file, maxCountersFile)
