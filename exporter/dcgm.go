@@ -11,7 +11,6 @@ import (
 	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/xid"
-	dto "github.com/prometheus/client_model/go"
 )
 
 // dcgmSeries renders families of dcgm-exporter.
@@ -185,17 +184,6 @@ func infoValue(s *device.Status, label string) string {
 		}
 	}
 	return ""
-}
-
-func dcgmFamily(f dcgm.Family) Family {
-	family := gauge(full, f.Name, f.Help)
-	if f.Type == dcgm.Counter {
-		family.Type = dto.MetricType_COUNTER
-	}
-	if f.Xid {
-		family.Labels = []string{"err_code", "err_msg"}
-	}
-	return family
 }
 
 // isFirstOfInstance reports whether a MIG device is the first one of its GPU

@@ -3,6 +3,7 @@ package exporter
 import (
 	"slices"
 
+	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/device"
 	dto "github.com/prometheus/client_model/go"
 )
@@ -193,4 +194,16 @@ func setOf(name string) device.MetricSet {
 		return byDefault
 	}
 	return full
+}
+
+// dcgmFamily returns a family of dcgm-exporter.
+func dcgmFamily(f dcgm.Family) Family {
+	family := gauge(full, f.Name, f.Help)
+	if f.Type == dcgm.Counter {
+		family.Type = dto.MetricType_COUNTER
+	}
+	if f.Xid {
+		family.Labels = []string{"err_code", "err_msg"}
+	}
+	return family
 }

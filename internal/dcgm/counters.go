@@ -64,6 +64,40 @@ func Defaults(generations ...Generation) (c Counters) {
 	return c
 }
 
+// Find returns the field with a name of either generation, or an alias, and its generation. It returns nil for
+// names that are not in the table.
+func Find(name string) (*Field, Generation) {
+	for i := range Fields {
+		f := &Fields[i]
+		switch name {
+		case "":
+		case f.Names[V49].Name:
+			if f.Names[V48].Name != name {
+				return f, V49
+			}
+			return f, V48
+		case f.Names[V48].Name:
+			return f, V48
+		}
+	}
+	for i := range Fields {
+		if f := &Fields[i]; slices.Contains(f.Aliases, name) {
+			return f, V48
+		}
+	}
+	return nil, V48
+}
+
+// ReasonFor returns why podgauge lacks a name that is not in the table.
+func ReasonFor(name string) string {
+	for _, p := range missingPrefixes {
+		if strings.HasPrefix(name, p.prefix) {
+			return p.reason
+		}
+	}
+	return "not a field of DCGM that podgauge knows"
+}
+
 var familyName = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
 
 // Parse reads a counters file of dcgm-exporter: lines of field, type and help, and comments after #. Families have the

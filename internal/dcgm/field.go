@@ -73,40 +73,6 @@ func (s Source) Family() string {
 	return family
 }
 
-// Find returns the field with a name of either generation, or an alias, and its generation. It returns nil for
-// names that are not in the table.
-func Find(name string) (*Field, Generation) {
-	for i := range Fields {
-		f := &Fields[i]
-		switch name {
-		case "":
-		case f.Names[V49].Name:
-			if f.Names[V48].Name != name {
-				return f, V49
-			}
-			return f, V48
-		case f.Names[V48].Name:
-			return f, V48
-		}
-	}
-	for i := range Fields {
-		if f := &Fields[i]; slices.Contains(f.Aliases, name) {
-			return f, V48
-		}
-	}
-	return nil, V48
-}
-
-// ReasonFor returns why podgauge lacks a name that is not in the table.
-func ReasonFor(name string) string {
-	for _, p := range missingPrefixes {
-		if strings.HasPrefix(name, p.prefix) {
-			return p.reason
-		}
-	}
-	return "not a field of DCGM that podgauge knows"
-}
-
 func field(t Type, number int, name string, scale float64, sources ...string) Field {
 	n := Name{Number: number, Name: name, Scale: scale, Type: t}
 	return Field{Names: [2]Name{n, n}, Sources: weighted(sources)}
