@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/common/config"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -257,4 +258,14 @@ func clientTransport(folder, file string) (scheme string, transport http.RoundTr
 		_, err = os.ReadFile(c.BasicAuth.PasswordFile)
 	}
 	return scheme, transport, err
+}
+
+// IsTerminal reports whether w is a terminal.
+func IsTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
 }

@@ -2,8 +2,12 @@ package kmsg
 
 import (
 	"bytes"
+	"fmt"
+	"regexp"
 	"strconv"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // logRecord is a record of the kernel log in the format of /dev/kmsg
@@ -32,4 +36,77 @@ func parseRecord(data []byte) (r logRecord, ok bool) {
 	}
 	message, _, _ = bytes.Cut(message, []byte("\n"))
 	return logRecord{sequence, time.Duration(micros) * time.Microsecond, string(message)}, true
+}
+
+// NoInstanceID is the GI or CI of a line without an instance.
+const NoInstanceID = 1<<32 - 1
+
+// XidLine is the content of the driver's message about an Xid.
+type XidLine struct {
+	PCI    string // bus address of the GPU without function, in sysfs' spelling: "0000:1a:00"
+	Xid    uint64
+	GI, CI uint32 // of a MIG device, or NoInstanceID
+	// Severity is "Fatal" or "Nonfatal" in NVLink errors; empty: none.
+	Severity string
+}
+
+// refine returns the event with the severity of the line, if the driver's
+// report lacks a severity.
+func (l XidLine) refine(e device.Event) device.Event {
+	switch {
+	case e.Severity != device.SeverityUndecided:
+	case l.Severity == "Fatal":
+		e.Severity = device.SeverityOfClass
+	case l.Severity == "Nonfatal":
+		e.Severity, e.Recovery = device.SeverityNonfatal, device.RecoveryNone
+	}
+	return e
+}
+
+// xidPattern has groups for domain, bus, device, GI, CI and Xid. Domain,
+// function and leading zeros are optional.
+var xidPattern = regexp.MustCompile(`^NVRM: Xid \((?:PCI:)?` +
+	`(?:0*([0-9A-Fa-f]{1,8}):)?0*([0-9A-Fa-f]{1,2}):0*([01]?[0-9A-Fa-f])(?:\.[0-7])?` +
+	`(?: GPU-I:([0-9]{1,9}))?(?: GPU-CI:([0-9]{1,9}))?\): 0*([1-9][0-9]{0,8})(?:[, ]|$)`)
+
+// severityPattern matches the unit and the severity of an NVLink error. A
+// process name of 15 bytes cannot imitate them.
+var severityPattern = regexp.MustCompile(`, [A-Z][A-Z0-9_]* (Fatal|Nonfatal) XC ?[0-9]+ i ?[0-9]+ Link `)
+
+// ParseXidLine parses a kernel message. Drivers have written these formats
+// (src/nvidia/src/kernel/gpu/rc/kernel_rc.c, and older):
+//
+//	NVRM: Xid (PCI:0000:1a:00): 79, pid=1234, name=python3, GPU has fallen off the bus.
+//	NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.
+//	NVRM: Xid (PCI:0000:1a:00 GPU-I:05): 94, …
+//	NVRM: Xid (PCI:0000:1a:00 GPU-I:05 GPU-CI:00): 94, …
+//	NVRM: Xid (0000:1a:00): 13, …
+//	NVRM: Xid (001a:00): 13, …
+//	NVRM: Xid (PCI:0000:c5:00): 145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 17 (0x04084507 …)
+//
+// A message that quotes such a line, for example as the name of a process, does
+// not match.
+func ParseXidLine(message string) (XidLine, bool) {
+	m := xidPattern.FindStringSubmatch(message)
+	if m == nil {
+		return XidLine{}, false
+	}
+	number := func(text string, base int) uint64 {
+		n, _ := strconv.ParseUint(text, base, 32) // in range by the pattern; 0 for an empty text
+		return n
+	}
+	l := XidLine{
+		PCI: fmt.Sprintf("%04x:%02x:%02x", number(m[1], 16), number(m[2], 16), number(m[3], 16)),
+		Xid: number(m[6], 10), GI: NoInstanceID, CI: NoInstanceID,
+	}
+	if m[4] != "" {
+		l.GI = uint32(number(m[4], 10))
+	}
+	if m[5] != "" {
+		l.CI = uint32(number(m[5], 10))
+	}
+	if m := severityPattern.FindStringSubmatch(message); m != nil {
+		l.Severity = m[1]
+	}
+	return l, true
 }

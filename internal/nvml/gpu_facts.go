@@ -73,3 +73,122 @@ func numaNode(sysRoot, pci string) int {
 	}
 	return max(node, -1)
 }
+
+// infoLabels are the labels of each GPU, possibly empty: all series of a family
+// need the same labels.
+var infoLabels = [...]struct {
+	name, symbol string
+	read         func(nvml.Device) (string, nvml.Return)
+}{
+	{"serial", "nvmlDeviceGetSerial", nvml.Device.GetSerial},
+	{"vbios_version", "nvmlDeviceGetVbiosVersion", nvml.Device.GetVbiosVersion},
+	{"compute_capability", "nvmlDeviceGetCudaComputeCapability", computeCapability},
+	{"architecture", "nvmlDeviceGetArchitecture", architecture},
+}
+
+// platformLabels are the position of the GPU in a rack-scale machine.
+var platformLabels = [...]string{"chassis_serial", "chassis_slot", "chassis_tray", "host_id", "module_id"}
+
+func gpuLabels(handle nvml.Device, has lib.Symbols) []device.Label {
+	labels := make([]device.Label, 0, len(infoLabels)+len(platformLabels))
+	for _, f := range infoLabels {
+		labels = append(labels, device.Label{Name: f.name, Value: readText(handle, has, f.symbol, f.read)})
+	}
+	platform := readPlatform(handle, has)
+	for i, name := range platformLabels {
+		labels = append(labels, device.Label{Name: name, Value: platform[i]})
+	}
+	return labels
+}
+
+// readText returns a text of the driver, empty if unknown.
+func readText(handle nvml.Device, has lib.Symbols, symbol string, read func(nvml.Device) (string, nvml.Return)) string {
+	if has[symbol] {
+		if text, ret := read(handle); ret == nvml.SUCCESS {
+			return lib.ToValidUTF8(text)
+		}
+	}
+	return ""
+}
+
+// unknownPosition is the byte of an unknown position. DCGM too treats the byte
+// as invalid.
+const unknownPosition = 0xFF
+
+// readPlatform returns the values of platformLabels, empty if unknown. Without a
+// chassis the driver fills in 0 and 1 for all but the module; nvidia-smi shows
+// none of them either.
+func readPlatform(handle nvml.Device, has lib.Symbols) (values [len(platformLabels)]string) {
+	if !has["nvmlDeviceGetPlatformInfo"] {
+		return values
+	}
+	p, ret := handle.GetPlatformInfo()
+	if ret != nvml.SUCCESS {
+		return values
+	}
+	serial, _, _ := strings.Cut(string(p.ChassisSerialNumber[:]), "\x00")
+	if strings.Count(serial, string([]byte{unknownPosition})) < len(serial) {
+		values[0] = lib.ToValidUTF8(serial)
+	}
+	for i, n := range [...]uint8{p.SlotNumber, p.TrayIndex, p.HostId, p.ModuleId} {
+		if n != unknownPosition && (values[0] != "" || platformLabels[1+i] == "module_id") {
+			values[1+i] = strconv.Itoa(int(n))
+		}
+	}
+	return values
+}
+
+// architectures have NVIDIA's names. Newer ones show their number.
+var architectures = map[nvml.DeviceArchitecture]string{
+	nvml.DEVICE_ARCH_KEPLER: "Kepler", nvml.DEVICE_ARCH_MAXWELL: "Maxwell", nvml.DEVICE_ARCH_PASCAL: "Pascal",
+	nvml.DEVICE_ARCH_VOLTA: "Volta", nvml.DEVICE_ARCH_TURING: "Turing", nvml.DEVICE_ARCH_AMPERE: "Ampere",
+	nvml.DEVICE_ARCH_ADA: "Ada", nvml.DEVICE_ARCH_HOPPER: "Hopper", nvml.DEVICE_ARCH_BLACKWELL: "Blackwell",
+	nvml.DEVICE_ARCH_RUBIN: "Rubin", nvml.DEVICE_ARCH_UNKNOWN: "",
+}
+
+func architecture(handle nvml.Device) (string, nvml.Return) {
+	a, ret := handle.GetArchitecture()
+	if name, known := architectures[a]; known {
+		return name, ret
+	}
+	return strconv.Itoa(int(a)), ret
+}
+
+// computeCapability is formatted as in CUDA's documents: 9.0.
+func computeCapability(handle nvml.Device) (string, nvml.Return) {
+	major, minor, ret := handle.GetCudaComputeCapability()
+	return strconv.Itoa(major) + "." + strconv.Itoa(minor), ret
+}
+
+// systemLabels are the same for all GPUs of a node.
+func systemLabels(s *lib.Session, confidential string) []device.Label {
+	var cuda string
+	if s.Symbols["nvmlSystemGetCudaDriverVersion"] {
+		if v, ret := s.NVML.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
+			// 12080 is 12.8 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR)
+			cuda = strconv.Itoa(v/1000) + "." + strconv.Itoa(v%1000/10)
+		}
+	}
+	return []device.Label{
+		{Name: "driver_version", Value: s.Version},
+		{Name: "cuda_version", Value: cuda},
+		{Name: "confidential_computing", Value: confidential},
+	}
+}
+
+// confidentialComputing returns the mode of the node's GPUs, empty if unknown.
+func confidentialComputing(session *lib.Session) string {
+	if !session.Symbols["nvmlSystemGetConfComputeState"] {
+		return ""
+	}
+	switch s, ret := session.NVML.SystemGetConfComputeState(); {
+	case ret != nvml.SUCCESS:
+		return ""
+	case s.CcFeature != nvml.CC_SYSTEM_FEATURE_ENABLED:
+		return "off"
+	case s.DevToolsMode == nvml.CC_SYSTEM_DEVTOOLS_MODE_ON:
+		return "devtools"
+	default:
+		return "on"
+	}
+}

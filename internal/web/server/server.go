@@ -9,7 +9,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -18,6 +20,7 @@ import (
 	"github.com/prometheus/exporter-toolkit/web"
 	"github.com/spf13/pflag"
 	"golang.org/x/net/netutil"
+	"golang.org/x/net/publicsuffix"
 	"golang.org/x/sys/unix"
 )
 
@@ -239,4 +242,23 @@ func Serve(ctx context.Context, server *http.Server, what string, serve func() e
 	case <-grace.Done(): // the folder of a socket hangs
 	}
 	return nil
+}
+
+// allowsHost reports whether the Host of a request is an address, the node's
+// name, one of more names, or a name that no web page can have,
+// because its last label is no public domain: localhost, podgauge.gpus,
+// podgauge.gpus.svc.cluster.local. kubectl podgauge sends Sec-Fetch-Site,
+// because the API server's proxy keeps the API server's name as Host; scripts
+// of a page cannot send this header.
+func allowsHost(r *http.Request, node string, more []string) bool {
+	host, _, err := net.SplitHostPort(r.Host)
+	if err != nil { // without a port
+		host = strings.Trim(r.Host, "[]")
+	}
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	_, err = netip.ParseAddr(host)
+	domain, public := publicsuffix.PublicSuffix(host)
+	private := !strings.Contains(host, ".") || !public && !strings.Contains(domain, ".")
+	return err == nil || private || r.Header.Get("Sec-Fetch-Site") == "none" || strings.EqualFold(host, node) ||
+		slices.ContainsFunc(more, func(name string) bool { return strings.EqualFold(name, host) })
 }
