@@ -23,16 +23,19 @@ const (
 	daemon    kind = iota // what podgauge links
 	simulator             // what podgauge-sim links besides
 	generator             // of files in the repository: no program links them
+	compat                // dcgm-exporter's fields, and the translation of queries
 	kube                  // kubectl-podgauge and podgauge-kube
 	helper                // of tests: everything below test and tools, demonstrations
 	test
 	kubeTest
+	compatTest
 	kinds
 )
 
 func (k kind) String() string {
 	return [...]string{
-		"daemon", "simulator", "generators", "kube", "test helpers", "tests", "tests of kube",
+		"daemon", "simulator", "generators", "compatibility", "kube", "test helpers", "tests", "tests of kube",
+		"tests of compatibility",
 	}[k]
 }
 
@@ -71,6 +74,10 @@ func findPrograms(root string) (programs, error) {
 func (p programs) kindOf(path string) kind {
 	isTest := strings.HasSuffix(path, "_test.go")
 	switch dir := filepath.Dir(path) + "/"; {
+	case dir == "kube/internal/migrate/" && isTest:
+		return compatTest
+	case dir == "kube/internal/migrate/", dir == "internal/dcgm/" && !isTest:
+		return compat
 	case strings.HasPrefix(dir, "kube/") && isTest:
 		return kubeTest
 	case strings.HasPrefix(dir, "kube/"):

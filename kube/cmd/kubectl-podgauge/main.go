@@ -13,6 +13,7 @@ import (
 	"os/signal"
 
 	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/kube/internal/migrate"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -68,7 +69,7 @@ func newRootCommand(c *client) *cobra.Command {
 		newJobCommand(c),
 		newDoctorCommand(c),
 		newBundleCommand(c),
-		newMigrateCommand(),
+		migrate.NewCommand(),
 		newRetireCommand(c),
 		newUnretireCommand(c),
 		c.command("retired", "Show the retired devices of all nodes, the longest first", "  kubectl podgauge retired",

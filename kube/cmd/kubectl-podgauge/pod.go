@@ -106,10 +106,7 @@ func podTable(records []podRecord, wide bool) [][]string {
 	now := time.Now()
 	for i := range records {
 		p := &records[i]
-		allocated := "no"
-		if p.Allocated {
-			allocated = "yes"
-		}
+		allocated := map[bool]string{false: "no", true: "yes"}[p.Allocated]
 		row := []string{
 			p.Node, p.GPU, p.Container, allocated, p.HealthNow, p.Fault, cli.Ago(now, p.faultTime()),
 			p.HealthThen, xidCell(p.Xid), p.Action, p.Ended,

@@ -16,7 +16,7 @@ func (m *migration) dashboard(n *yaml.Node) {
 
 // walk translates the queries of a dashboard's object and of those in it. The place is the title around it.
 func (m *migration) walk(n *yaml.Node, place string) {
-	place = cmp.Or(text(n, "title"), text(n, "name"), place)
+	place = cmp.Or(valueOf(n, "title"), valueOf(n, "name"), place)
 	switch expr := get(n, "expr"); {
 	case expr != nil && expr.Kind == yaml.ScalarNode:
 		m.target(n, expr, place)
@@ -24,8 +24,8 @@ func (m *migration) walk(n *yaml.Node, place string) {
 	case get(n, "targets") != nil || get(n, "target", "expr") != nil:
 		m.panel(n, place)
 		return
-	case text(n, "type") == "query" && get(n, "query") != nil:
-		m.variable(n, "$"+text(n, "name"))
+	case valueOf(n, "type") == "query" && get(n, "query") != nil:
+		m.variable(n, "$"+valueOf(n, "name"))
 		return
 	}
 	for _, child := range items(n) {
@@ -115,7 +115,7 @@ func (m *migration) variable(n *yaml.Node, place string) {
 		m.labelValues(source{place: place, isGrafana: true}, query, parts[1], parts[2])
 	} else if parts := queryResult.FindStringSubmatch(original); parts != nil {
 		var names []string
-		for _, found := range regexLabel.FindAllStringSubmatch(text(n, "regex"), -1) {
+		for _, found := range regexLabel.FindAllStringSubmatch(valueOf(n, "regex"), -1) {
 			if isLabelOfDCGM(found[1]) {
 				names = append(names, found[1])
 			}

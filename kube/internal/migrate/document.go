@@ -188,8 +188,8 @@ func items(n *yaml.Node) []*yaml.Node {
 	return n.Content
 }
 
-// text returns the string at a path of keys; empty: none.
-func text(n *yaml.Node, path ...string) string {
+// valueOf returns the string at a path of keys; empty: none.
+func valueOf(n *yaml.Node, path ...string) string {
 	if n = get(n, path...); n != nil && n.Kind == yaml.ScalarNode {
 		return n.Value
 	}

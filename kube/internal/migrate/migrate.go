@@ -60,7 +60,7 @@ func (m *migration) documents(name string, all []document) bool {
 
 // object translates an object, and reports whether it is of a known kind.
 func (m *migration) object(n *yaml.Node) bool {
-	switch text(n, "kind") {
+	switch valueOf(n, "kind") {
 	case "List":
 		for _, item := range items(get(n, "items")) {
 			m.object(item)

@@ -17,8 +17,8 @@ func (m *migration) rules(groups *yaml.Node) {
 
 func (m *migration) rule(rule *yaml.Node) {
 	expr := get(rule, "expr")
-	record := text(rule, "record")
-	name := cmp.Or(text(rule, "alert"), record, text(rule, "title"))
+	record := valueOf(rule, "record")
+	name := cmp.Or(valueOf(rule, "alert"), record, valueOf(rule, "title"))
 	if expr == nil { // of Grafana
 		m.walk(rule, name)
 		return

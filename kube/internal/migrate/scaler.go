@@ -10,9 +10,9 @@ import (
 
 // scaledObject translates the queries of KEDA.
 func (m *migration) scaledObject(n *yaml.Node) {
-	name := "ScaledObject " + text(n, "metadata", "name")
+	name := "ScaledObject " + valueOf(n, "metadata", "name")
 	for _, trigger := range items(get(n, "spec", "triggers")) {
-		if query := get(trigger, "metadata", "query"); query != nil && text(trigger, "type") == "prometheus" {
+		if query := get(trigger, "metadata", "query"); query != nil && valueOf(trigger, "type") == "prometheus" {
 			m.translate(source{place: name}, query)
 		}
 	}
@@ -20,10 +20,10 @@ func (m *migration) scaledObject(n *yaml.Node) {
 
 // autoscaler reports the metrics of a HorizontalPodAutoscaler, which prometheus-adapter or KEDA serves.
 func (m *migration) autoscaler(n *yaml.Node) {
-	s := source{place: "HorizontalPodAutoscaler " + text(n, "metadata", "name")}
+	s := source{place: "HorizontalPodAutoscaler " + valueOf(n, "metadata", "name")}
 	for _, metric := range items(get(n, "spec", "metrics")) {
 		for _, kind := range []string{"pods", "object", "external"} {
-			name := text(metric, kind, "metric", "name")
+			name := valueOf(metric, kind, "metric", "name")
 			_, served := m.served[name]
 			switch {
 			case !namePattern.MatchString(name):
@@ -89,7 +89,7 @@ func (m *migration) adapterRule(rule *yaml.Node) {
 
 // keepName gives a rule the name under which autoscalers know its metric.
 func (m *migration) keepName(rule *yaml.Node, name string) {
-	if as := text(rule, "name", "as"); as != "" {
+	if as := valueOf(rule, "name", "as"); as != "" {
 		m.served[as] = struct{}{}
 		return
 	}

@@ -1,4 +1,4 @@
-package main
+package migrate
 
 import (
 	"errors"
@@ -10,12 +10,12 @@ import (
 
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/text"
-	"github.com/podgauge/podgauge/kube/internal/migrate"
 	"github.com/spf13/cobra"
 )
 
-func newMigrateCommand() *cobra.Command {
-	var options migrate.Options
+// NewCommand returns the command that translates files.
+func NewCommand() *cobra.Command {
+	var options Options
 	write := false
 	c := &cobra.Command{
 		Use: "migrate FILE...", Short: "Translate queries of dcgm-exporter's series, without a cluster",
@@ -34,8 +34,8 @@ func newMigrateCommand() *cobra.Command {
 }
 
 // migrateFiles prints the queries of files with their translations.
-func migrateFiles(out, errOut io.Writer, names []string, options migrate.Options, write bool) error {
-	var files []*migrate.File
+func migrateFiles(out, errOut io.Writer, names []string, options Options, write bool) error {
+	var files []*File
 	var failures []error
 	for _, name := range names {
 		data, err := os.ReadFile(name)
@@ -43,9 +43,9 @@ func migrateFiles(out, errOut io.Writer, names []string, options migrate.Options
 			failures = append(failures, err)
 			continue
 		}
-		files = append(files, &migrate.File{Name: name, Data: data})
+		files = append(files, &File{Name: name, Data: data})
 	}
-	report := migrate.Files(files, options)
+	report := Files(files, options)
 	printMigration(out, report)
 	for _, f := range files {
 		if write && f.Translated != nil {
@@ -65,7 +65,7 @@ func migrateFiles(out, errOut io.Writer, names []string, options migrate.Options
 	return nil
 }
 
-func printMigration(out io.Writer, r *migrate.Report) {
+func printMigration(out io.Writer, r *Report) {
 	translated := 0
 	for _, q := range r.Queries {
 		fmt.Fprintf(out, "%s: %s\n  - %s\n", q.File, text.Printable(q.Place), line(q.Text))
@@ -88,7 +88,7 @@ func printMigration(out io.Writer, r *migrate.Report) {
 func line(s string) string { return text.Printable(strings.Join(strings.Fields(s), " ")) }
 
 // writeTranslated writes NAME.podgauge.EXTENSION. An existing file is an error.
-func writeTranslated(out io.Writer, f *migrate.File) error {
+func writeTranslated(out io.Writer, f *File) error {
 	extension := filepath.Ext(f.Name)
 	name := strings.TrimSuffix(f.Name, extension) + ".podgauge" + extension
 	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
