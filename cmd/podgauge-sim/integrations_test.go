@@ -84,14 +84,13 @@ func TestAcceleratorMetrics(t *testing.T) {
 }
 
 // dcgmCheckNames are the names that Datadog's check dcgm reads
-// (https://github.com/DataDog/integrations-core/blob/master/dcgm/datadog_checks/dcgm/metrics.py, 2026-09), without "DCGM_FI_"
-// and the PCIe rates, which need scrapes ten seconds apart.
+// (https://github.com/DataDog/integrations-core/blob/master/dcgm/datadog_checks/dcgm/metrics.py, 2026-09), without "DCGM_FI_".
 const dcgmCheckNames = `DEV_DEC_UTIL DEV_ENC_UTIL DEV_FB_FREE DEV_FB_USED DEV_GPU_TEMP DEV_GPU_UTIL DEV_NVLINK_BANDWIDTH_TOTAL
 	DEV_PCIE_REPLAY_COUNTER DEV_POWER_USAGE DEV_SM_CLOCK DEV_TOTAL_ENERGY_CONSUMPTION DEV_VGPU_LICENSE_STATUS DEV_XID_ERRORS
 	DEV_MEM_CLOCK DEV_MEM_COPY_UTIL DEV_MEMORY_TEMP DEV_COUNT DEV_FAN_SPEED
 	DEV_CORRECTABLE_REMAPPED_ROWS DEV_ROW_REMAP_FAILURE DEV_UNCORRECTABLE_REMAPPED_ROWS DEV_CLOCK_THROTTLE_REASONS DEV_FB_RESERVED
 	DEV_FB_TOTAL DEV_FB_USED_PERCENT DEV_POWER_MGMT_LIMIT DEV_PSTATE DEV_SLOWDOWN_TEMP PROF_DRAM_ACTIVE PROF_GR_ENGINE_ACTIVE
-	PROF_PIPE_FP16_ACTIVE PROF_PIPE_FP32_ACTIVE PROF_PIPE_FP64_ACTIVE PROF_PIPE_TENSOR_ACTIVE PROF_SM_ACTIVE PROF_SM_OCCUPANCY`
+	PROF_PCIE_RX_BYTES PROF_PCIE_TX_BYTES PROF_PIPE_FP16_ACTIVE PROF_PIPE_FP32_ACTIVE PROF_PIPE_FP64_ACTIVE PROF_PIPE_TENSOR_ACTIVE PROF_SM_ACTIVE PROF_SM_OCCUPANCY`
 
 // datadogInstance has the used fields of an instance of a check of Datadog's agent.
 type datadogInstance struct {
@@ -102,9 +101,12 @@ type datadogInstance struct {
 // TestDatadog checks that podgauge exports the names and labels that the examples in docs/how-to/integrate.md read, and that the page lists
 // the names of the check dcgm that podgauge lacks.
 func TestDatadog(t *testing.T) {
+	counters := filepath.Join(t.TempDir(), "counters.csv")
+	lines := regexp.MustCompile(`(\S+)\s*`).ReplaceAllString(dcgmCheckNames, "DCGM_FI_$1,gauge,Help.\n")
+	require.NoError(t, os.WriteFile(counters, []byte(lines), 0o600))
 	exported := scrapeNode(t, "machine h100\n0s pod team/train main=1\n1s xid team/train 79\n", "the device has failed", func(f families) bool {
 		return f["nvidia_gpu_allocation_device_failures_total"] != nil
-	}, "--metrics.dcgm")
+	}, "--metrics.dcgm-counters="+counters)
 	page := testfile.Read(t, "../../docs/how-to/integrate.md")
 	read := map[string]bool{}
 	for _, block := range regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$").FindAllStringSubmatch(page, -1) {
@@ -126,10 +128,8 @@ func TestDatadog(t *testing.T) {
 	}
 	_, list, _ := strings.Cut(page, "does not export these names of the check")
 	var missing []string
-	for name := range strings.FieldsSeq(dcgmCheckNames) {
-		if exported["DCGM_FI_"+name] == nil {
-			missing = append(missing, "`DCGM_FI_"+name+"`")
-		}
+	for _, m := range exported["podgauge_dcgm_counters_unserved"].GetMetric() {
+		missing = append(missing, "`"+m.GetLabel()[0].GetValue()+"`")
 	}
 	listed := regexp.MustCompile("`DCGM_FI_[A-Z0-9_]+`").FindAllString(list, -1)
 	slices.Sort(missing)
