@@ -20,7 +20,7 @@ import (
 type kind int
 
 const (
-	daemon    kind = iota // what podgauge links
+	daemon    kind = iota // what podgauge links, but for compat
 	simulator             // what podgauge-sim links besides
 	generator             // of files in the repository: no program links them
 	compat                // dcgm-exporter's fields, and the translation of queries

@@ -3,6 +3,7 @@
 package collector
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -108,6 +109,9 @@ func attributeSets(m pmetric.MetricSlice) map[string][]string {
 			for key, value := range p.Attributes().All() {
 				set = append(set, key+"="+value.AsString())
 			}
+			if metric.Name() == "hw.status" {
+				set = append(set, fmt.Sprintf("value=%v", p.DoubleValue()))
+			}
 			slices.Sort(set)
 			all[name] = append(all[name], strings.Join(set, " "))
 		}
@@ -149,7 +153,15 @@ func TestMapping(t *testing.T) {
 		"hw.energy Sum":             gpu + " hw.type=gpu" + owner,
 		"hw.temperature Gauge":      gpu + " hw.sensor_location=gpu hw.type=gpu" + owner,
 		"hw.errors Sum":             "error.type=xid_79 " + failed + " hw.type=gpu",
-		"hw.status Gauge":           failed + " hw.state=failed hw.type=gpu",
+		"hw.status Gauge":           failed + " hw.state=failed hw.type=gpu value=1",
+	}
+	for _, status := range []string{
+		failed + " hw.state=ok hw.type=gpu value=0", failed + " hw.state=degraded hw.type=gpu value=0",
+		gpu + " hw.state=ok hw.type=gpu value=1", gpu + " hw.state=failed hw.type=gpu value=0",
+	} {
+		if sets := got["hw.status Gauge"]; !slices.Contains(sets, status) {
+			t.Errorf("hw.status has no %q, but %q", status, sets)
+		}
 	}
 	for metric, sets := range got {
 		if !slices.Contains(sets, want[metric]) {

@@ -106,7 +106,7 @@ func TestRecipes(t *testing.T) {
 	client, _ := startPrometheus(t, dir, filepath.Join(dir, "data"))
 	c := recipeRun{&dashboardRun{API: client, T: t}}
 	program.WaitUntil(t, "Prometheus has the series of both nodes", func() bool {
-		return len(c.query(`DCGM_FI_PROF_GR_ENGINE_ACTIVE{pod="llm-2"}`)) > 0 && len(c.query(`DCGM_FI_PROF_GR_ENGINE_ACTIVE{pod="old-0"}`)) > 0
+		return len(c.query(`DCGM_FI_PROF_GR_ENGINE_ACTIVE{pod="llm-6f5d8-ccccc"}`)) > 0 && len(c.query(`DCGM_FI_PROF_GR_ENGINE_ACTIVE{pod="old-0"}`)) > 0
 	})
 	recipes, _ = readRecipes(t, autoscalePage)
 	c.checkTriggers(recipes)
@@ -136,13 +136,13 @@ func (c recipeRun) checkTriggers(recipes []recipe) {
 			}
 			got[trigger.Name] = float64(found[0].Value)
 			for _, family := range regexp.MustCompile("`(nvidia_gpu_[a-z_]+_ratio)`").FindAllStringSubmatch(testfile.Read(c.T, autoscalePage), -1) {
-				if other := strings.Replace(trigger.Metadata.Query, "nvidia_gpu_utilization_ratio", family[1], 1); len(c.query(other)) != 1 {
+				if other := strings.ReplaceAll(trigger.Metadata.Query, "nvidia_gpu_utilization_ratio", family[1]); len(c.query(other)) != 1 {
 					c.Errorf("%s: not a single element: %s", trigger.Name, other)
 				}
 			}
 		}
 	}
-	// Of llm-0 and llm-1 with two GPUs each, and llm-2 with a MIG device, which has no utilization and the simulated memory.
+	// Of llm-6f5d8-aaaaa and llm-6f5d8-bbbbb with two GPUs each, and llm-6f5d8-ccccc with a MIG device, which has no utilization and the simulated memory.
 	expectValues(c.T, got, map[string]float64{"utilization": 0.95 + (0.95+0.6)/2, "saturation": 1, "memory": 78.0/80 + 79.0/80 + 36.0/79})
 }
 
@@ -158,14 +158,14 @@ func (c recipeRun) checkAdapter(recipes []recipe) {
 			if len(c.query(rule.SeriesQuery)) == 0 {
 				c.Errorf("no series %s", rule.SeriesQuery)
 			}
-			for _, sample := range c.query(rule.expand(c.T, "serving", "llm-0", "llm-1")) {
+			for _, sample := range c.query(rule.expand(c.T, "serving", "llm-6f5d8-aaaaa", "llm-6f5d8-bbbbb")) {
 				got[rule.Name.As+" "+string(sample.Metric["pod"])] = float64(sample.Value)
 			}
 		}
 	}
 	expectValues(c.T, got, map[string]float64{
-		"gpu_utilization llm-0": 0.95, "gpu_utilization llm-1": (0.95 + 0.6) / 2, "gpu_saturated llm-0": 1, "gpu_saturated llm-1": 0,
-		"gpu_memory_used llm-0": 78.0 / 80, "gpu_memory_used llm-1": 79.0 / 80,
+		"gpu_utilization llm-6f5d8-aaaaa": 0.95, "gpu_utilization llm-6f5d8-bbbbb": (0.95 + 0.6) / 2, "gpu_saturated llm-6f5d8-aaaaa": 1, "gpu_saturated llm-6f5d8-bbbbb": 0,
+		"gpu_memory_used llm-6f5d8-aaaaa": 78.0 / 80, "gpu_memory_used llm-6f5d8-bbbbb": 79.0 / 80,
 	})
 	if want := map[string]bool{"gpu_utilization": true, "gpu_saturated": true, "gpu_memory_used": true}; !maps.Equal(metrics, want) {
 		c.Errorf("metrics of the autoscaler: got %v, want %v", metrics, want)
