@@ -160,7 +160,7 @@ func TestNotReadyBeforeAnUpdate(t *testing.T) {
 	})
 }
 
-// TestUpdatesFollowTheInput checks that lists are made from new values alone:
+// TestUpdatesFollowTheInput checks that lists are made from new input alone:
 // tens of thousands of replicas take a while.
 func TestUpdatesFollowTheInput(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *bubbleFixture) {
@@ -182,7 +182,7 @@ func TestUpdatesFollowTheInput(t *testing.T) {
 		allocated.At, allocated.All = time.Now(), slices.Clone(allocated.All)
 		allocated.All[0].Owner.Pod = "one"
 		s.allocations.Set(allocated)
-		wants("its owner", 1)
+		wants("its owner", 0)
 		s.rules.Update(func(r plugin.Rules) plugin.Rules { return r })
 		wants("rules", 1)
 		s.inventory.Set(statuses(1))

@@ -92,8 +92,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	p.sockets = &folderWatch{dir: p.Dir, newWatcher: p.newWatcher, log: p.Log}
 	group.Go(func() error { return p.sockets.run(ctx) })
-	var next time.Time          // of an update without a change; zero: never
-	var last [3]<-chan struct{} // the changes that the newest update waits for
+	var last updateInput
+	var next time.Time // of an update with the same input; zero: never
 	for ctx.Err() == nil {
 		p.Beat()
 		statuses, statusesChanged := p.Devices.Get()
@@ -101,10 +101,11 @@ func (p *Plugin) Run(ctx context.Context) error {
 		allocations, allocationsChanged := p.Allocations.Get()
 		wait := retry.Aligned(heartbeatInterval)
 		if statuses != nil && rules.NotReady == nil {
-			changes := [...]<-chan struct{}{statusesChanged, rulesChanged, allocationsChanged}
-			if changes != last || !next.IsZero() && !time.Now().Before(next) {
+			input := updateInput{statuses, rulesChanged, allocations.All}
+			isDue := !next.IsZero() && !time.Now().Before(next)
+			if isDue || !input.equal(last) {
 				next = p.update(ctx, group, rules, statuses, allocations)
-				last = changes
+				last = input
 			}
 			if !next.IsZero() {
 				wait = min(wait, time.Until(next))
@@ -121,8 +122,23 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
+// updateInput is the input of an update. The kubelet's answers change all the
+// time, and an update with many replicas takes tens of milliseconds, so Run
+// leaves out an update with the same input.
+type updateInput struct {
+	statuses     []device.Status
+	rulesChanged <-chan struct{}
+	allocations  []allocation.Allocation
+}
+
+func (u updateInput) equal(other updateInput) bool {
+	sameDevice := func(a, b allocation.Allocation) bool { return a.Resource == b.Resource && a.DeviceID == b.DeviceID }
+	return sameBacking(u.statuses, other.statuses) && u.rulesChanged == other.rulesChanged &&
+		slices.EqualFunc(u.allocations, other.allocations, sameDevice)
+}
+
 // update publishes each resource's list. The result is the time of the next
-// update without a change; zero: never.
+// update with the same input; zero: never.
 func (p *Plugin) update(
 	ctx context.Context, group *errgroup.Group, rules Rules, statuses []device.Status, allocations allocation.Snapshot,
 ) (next time.Time) {
