@@ -169,35 +169,15 @@ func (t *translator) rewrite(e parser.Expr) (parser.Expr, labelFlow) {
 	}
 }
 
-// Functions of a range vector by what a factor of its values does to the result.
-var (
-	unscaledFunctions = []string{
-		"absent_over_time", "changes", "count_over_time", "present_over_time", "resets", "ts_of_first_over_time",
-		"ts_of_last_over_time", "ts_of_max_over_time", "ts_of_min_over_time",
-	}
-	increaseFunctions = []string{"changes", "delta", "deriv", "idelta", "increase", "irate", "rate", "resets"}
-	presenceFunctions = []string{"absent_over_time", "count_over_time", "present_over_time"}
-)
-
 func (t *translator) call(c *parser.Call) (parser.Expr, labelFlow) {
-	name := c.Func.Name
 	for i, arg := range c.Args {
+		apply := func(selector string) string { return callText(c, i, selector) }
 		switch arg := unwrap(arg).(type) {
 		case *parser.MatrixSelector:
-			v := arg.VectorSelector.(*parser.VectorSelector)
-			return t.vector(c, v, use{
-				name: name, span: spanOf(arg),
-				apply:    func(selector string) string { return callText(c, i, selector) },
-				unscaled: slices.Contains(unscaledFunctions, name), anyGPU: name == "absent_over_time",
-				squared: name == "stdvar_over_time", increase: slices.Contains(increaseFunctions, name),
-				relative: slices.Contains(increaseFunctions, name) || slices.Contains(presenceFunctions, name),
-			})
+			return t.vector(c, arg.VectorSelector.(*parser.VectorSelector), useBy(c.Func.Name, spanOf(arg), apply))
 		case *parser.VectorSelector:
-			if name == "absent" || name == "timestamp" {
-				return t.vector(c, arg, use{
-					apply:    func(selector string) string { return callText(c, i, selector) },
-					unscaled: true, anyGPU: name == "absent", relative: true,
-				})
+			if name := c.Func.Name; name == "absent" || name == "timestamp" {
+				return t.vector(c, arg, useBy(name, "", apply))
 			}
 		}
 	}
@@ -292,7 +272,7 @@ func (t *translator) aggregation(a *parser.AggregateExpr) (parser.Expr, labelFlo
 // operand returns the operand of an aggregation, without the factor where only the number of series counts.
 func (t *translator) operand(a *parser.AggregateExpr) (parser.Expr, labelFlow) {
 	if v, ok := unwrap(a.Expr).(*parser.VectorSelector); ok && (a.Op == parser.COUNT || a.Op == parser.GROUP) {
-		return t.vector(v, v, use{apply: instant.apply, unscaled: true, relative: true})
+		return t.vector(v, v, useBy("count", "", instant.apply))
 	}
 	return t.rewrite(a.Expr)
 }

@@ -8,6 +8,9 @@ import (
 // TestQueries checks translations of one query.
 func TestQueries(t *testing.T) {
 	const mig = ` unless on (node, uuid, mig_uuid) nvidia_gpu_mig_enabled{when="now"} == 1`
+	const recovery = `sum without (action) (nvidia_gpu_recovery_action{action="bus_reset"} * 6 or nvidia_gpu_recovery_action{action="drain_and_reset"} * 4 or ` +
+		`nvidia_gpu_recovery_action{action="drain_p2p"} * 3 or nvidia_gpu_recovery_action{action="gpu_reset"} or nvidia_gpu_recovery_action{action="node_reboot"} * 2 or ` +
+		`nvidia_gpu_recovery_action{action="none"} * 0 or nvidia_gpu_recovery_action{action="recover_imex_domain"} * 5 or nvidia_gpu_recovery_action{action="system_reboot"} * 7)`
 	const info = ` * on (node, uuid, mig_uuid) group_left (`
 	for query, want := range map[string]string{
 		// units, in functions and around them
@@ -31,9 +34,23 @@ func TestQueries(t *testing.T) {
 		`avg_over_time(DCGM_FI_PROF_PCIE_TX_BYTES[10m])`: `rate(nvidia_gpu_pcie_transmit_bytes_total[10m])`,
 		`max_over_time(DCGM_FI_PROF_PCIE_TX_BYTES[10m])`: `max_over_time((rate(nvidia_gpu_pcie_transmit_bytes_total[$__rate_interval]))[10m:])`,
 		`rate(DCGM_FI_PROF_PCIE_TX_BYTES[10m])`:          `! DCGM_FI_PROF_PCIE_TX_BYTES is a rate already, and rate of it has no meaning: use rate(nvidia_gpu_pcie_transmit_bytes_total[10m])`,
-		`DCGM_FI_DEV_BAR1_FREE`:                          `(nvidia_gpu_bar1_memory_total_bytes - nvidia_gpu_bar1_memory_used_bytes) / 1048576`,
-		`min_over_time(DCGM_FI_DEV_BAR1_FREE[1h])`:       `min_over_time(((nvidia_gpu_bar1_memory_total_bytes - nvidia_gpu_bar1_memory_used_bytes) / 1048576)[1h:])`,
-		`DCGM_FI_DEV_FB_USED_PERCENT`:                    `(nvidia_gpu_memory_used_bytes) / (nvidia_gpu_memory_total_bytes - nvidia_gpu_memory_reserved_bytes)`,
+		`last_over_time(DCGM_FI_PROF_PCIE_TX_BYTES[5m])`: `last_over_time((rate(nvidia_gpu_pcie_transmit_bytes_total[$__rate_interval]))[5m:])`,
+		`first_over_time(DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL[5m])`: `first_over_time(((rate(nvidia_gpu_nvlink_transmit_bytes_total[$__rate_interval]) + ` +
+			`rate(nvidia_gpu_nvlink_receive_bytes_total[$__rate_interval])) / 1024000)[5m:])`,
+		`sum_over_time(DCGM_FI_PROF_PCIE_TX_BYTES[5m])`:               `! sum_over_time depends on samples of DCGM_FI_PROF_PCIE_TX_BYTES, which podgauge computes from other series`,
+		`absent_over_time(DCGM_FI_PROF_PCIE_TX_BYTES{gpu="0"}[5m])`:   `absent_over_time(nvidia_gpu_pcie_transmit_bytes_total{gpu="0"}[5m])`,
+		`absent(DCGM_FI_PROF_PCIE_TX_BYTES{gpu="0"})`:                 `absent(nvidia_gpu_pcie_transmit_bytes_total{gpu="0"})`,
+		`count(DCGM_FI_PROF_PCIE_TX_BYTES)`:                           `count(nvidia_gpu_pcie_transmit_bytes_total)`,
+		`absent(DCGM_FI_DEV_CLOCK_THROTTLE_REASONS)`:                  `! absent depends on samples of DCGM_FI_DEV_CLOCK_THROTTLE_REASONS, which podgauge computes from other series`,
+		`timestamp(DCGM_FI_DEV_BAR1_FREE)`:                            `! timestamp depends on samples of DCGM_FI_DEV_BAR1_FREE, which podgauge computes from other series`,
+		`count_over_time(DCGM_FI_DEV_BAR1_FREE[5m])`:                  `! count_over_time depends on samples of DCGM_FI_DEV_BAR1_FREE, which podgauge computes from other series`,
+		`delta(DCGM_FI_DEV_FB_USED_PERCENT[5m])`:                      `delta(((nvidia_gpu_memory_used_bytes) / (nvidia_gpu_memory_total_bytes - nvidia_gpu_memory_reserved_bytes))[5m:])`,
+		`avg_over_time(DCGM_FI_DEV_GPU_RECOVERY_ACTION[1h]) or up`:    `avg_over_time((` + recovery + `)[1h:]) or up`,
+		`absent(DCGM_FI_DEV_GPU_UTIL{modelName="X"})`:                 `! absent by labels of nvidia_gpu_info: write it by hand`,
+		`absent_over_time(DCGM_FI_DEV_POWER_USAGE{GPU_I_ID!=""}[1m])`: `! absent_over_time by labels of nvidia_gpu_info: write it by hand`,
+		`DCGM_FI_DEV_BAR1_FREE`:                                       `(nvidia_gpu_bar1_memory_total_bytes - nvidia_gpu_bar1_memory_used_bytes) / 1048576`,
+		`min_over_time(DCGM_FI_DEV_BAR1_FREE[1h])`:                    `min_over_time(((nvidia_gpu_bar1_memory_total_bytes - nvidia_gpu_bar1_memory_used_bytes) / 1048576)[1h:])`,
+		`DCGM_FI_DEV_FB_USED_PERCENT`:                                 `(nvidia_gpu_memory_used_bytes) / (nvidia_gpu_memory_total_bytes - nvidia_gpu_memory_reserved_bytes)`,
 		`increase(DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS[1h])`: `sum without (result) (increase(nvidia_gpu_nvlink_recoveries_total{result="success"}[1h]) or ` +
 			`increase(nvidia_gpu_nvlink_recoveries_total{result="failure"}[1h]))`,
 		`DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION`: `! DCGM counts from the driver's start, podgauge from its own for each owner: ` +

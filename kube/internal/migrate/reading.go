@@ -28,19 +28,23 @@ func (t *translator) reading(v *parser.VectorSelector, f field, u use) (parser.E
 		t.note(f.note)
 	}
 	span := u.span
+	isComputed := f.kind == rate && !u.presence || !f.isSimple()
+	ofCounters := strings.HasSuffix(f.sum[0].name, "_total") && slices.Contains(counterFunctions, u.name)
 	switch {
-	case f.kind == ownerCounter && !u.relative:
+	case f.kind == ownerCounter && !u.increase && !u.presence:
 		t.fail(fmt.Sprintf(sinceStart, f.sum[0].name))
 	case f.kind == rate && u.increase:
 		t.fail(fmt.Sprintf(rateReason, v.Name, u.name, f.sum[0].name, span))
-	case f.kind == rate && (span == "" || u.name == "avg_over_time"):
+	case isComputed && slices.Contains(sampleFunctions, u.name):
+		t.fail(fmt.Sprintf("%s depends on samples of %s, which podgauge computes from other series", u.name, v.Name))
+	case f.kind == rate && !u.presence && (span == "" || u.name == "avg_over_time"):
 		outer := u.apply
 		if span != "" {
 			outer = instant.apply
 		}
 		u.apply = func(selector string) string { return outer("rate(" + selector + ")") }
 		u.span = cmp.Or(span, "["+t.window+"]")
-	case span != "" && !slices.Contains(linearFunctions, u.name) && (f.kind == rate || !f.isSimple()):
+	case span != "" && isComputed && !ofCounters:
 		inner, _ := t.reading(v, f, instant)
 		return t.parse(u.apply(fmt.Sprintf("(%s)%s:]", unwrap(inner), strings.TrimSuffix(span, "]")))), flow
 	}
@@ -50,15 +54,12 @@ func (t *translator) reading(v *parser.VectorSelector, f field, u use) (parser.E
 	return paren(t.parse(t.term(v, f, u))), flow
 }
 
-// linearFunctions are functions of a range vector that are the same for a sum and for the sum of the functions.
-var linearFunctions = []string{
-	"avg_over_time", "delta", "deriv", "first_over_time", "idelta", "increase", "irate", "last_over_time",
-	"predict_linear", "rate", "sum_over_time",
-}
-
 // term returns scale × sum ÷ per of a field's series.
 func (t *translator) term(v *parser.VectorSelector, f field, u use) string {
 	matchers, info := t.matchers(v)
+	if u.anyGPU && (len(info) > 0 || slices.ContainsFunc(v.LabelMatchers, selectsMIGDevices)) {
+		t.fail(u.name + " by labels of nvidia_gpu_info: write it by hand")
+	}
 	text := t.sum(v, f, f.sum, matchers, u)
 	if len(f.per) > 0 {
 		text = fmt.Sprintf("(%s) / (%s)", text, t.sum(v, f, f.per, matchers, u))

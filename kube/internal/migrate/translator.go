@@ -90,18 +90,45 @@ func (f labelFlow) rename(name string) string {
 
 // use is how a query reads a selector.
 type use struct {
-	name     string
+	name     string                       // of a function or an aggregation
 	apply    func(selector string) string // the term around a selector
 	span     string                       // of a range vector
 	unscaled bool                         // the factor does not change the result
+	presence bool                         // the result depends only on which samples there are
 	anyGPU   bool                         // the result does not depend on the number of series
 	squared  bool
-	increase bool // the increase of a counter
-	relative bool // the result does not depend on where a counter begins
+	increase bool // the result does not depend on where a counter begins
 }
 
 // instant is the use of a plain selector.
 var instant = use{apply: func(selector string) string { return selector }}
+
+// Functions by what they read.
+var (
+	presenceFunctions = []string{
+		"absent", "absent_over_time", "count", "count_over_time", "present_over_time", "timestamp",
+	}
+	unscaledFunctions = []string{
+		"changes", "resets", "ts_of_first_over_time", "ts_of_last_over_time", "ts_of_max_over_time",
+		"ts_of_min_over_time",
+	}
+	counterFunctions  = []string{"increase", "irate", "rate"}
+	increaseFunctions = append([]string{"changes", "delta", "deriv", "idelta", "resets"}, counterFunctions...)
+	// sampleFunctions depend on the number or times of samples, or on the selector's matchers.
+	sampleFunctions = []string{"absent", "absent_over_time", "count_over_time", "sum_over_time", "timestamp"}
+)
+
+// useBy returns the use by a function.
+func useBy(function, span string, apply func(selector string) string) use {
+	presence := slices.Contains(presenceFunctions, function)
+	return use{
+		name: function, apply: apply, span: span,
+		unscaled: presence || slices.Contains(unscaledFunctions, function), presence: presence,
+		anyGPU:   strings.HasPrefix(function, "absent"),
+		squared:  function == "stdvar_over_time",
+		increase: slices.Contains(increaseFunctions, function),
+	}
+}
 
 // paren puts an expression into parentheses if an operator next to it could change its meaning.
 func paren(e parser.Expr) parser.Expr {
