@@ -118,6 +118,14 @@ func selectorOf(text string) []*labels.Matcher {
 	return matchers
 }
 
+// labelNames returns the names of the row's own labels.
+func (r row) labelNames() (names []string) {
+	for _, m := range r.matchers {
+		names = append(names, m.Name)
+	}
+	return names
+}
+
 // variant returns the labels that podgauge's series have and DCGM's lack: clock="sm".
 func (f *field) variant() (all []string) {
 	if !f.isSimple() {

@@ -71,6 +71,9 @@ func isLabelOfDCGM(name string) bool {
 	return ok || strings.HasPrefix(name, "DCGM_FI_")
 }
 
+// isMIGLabel reports whether only series of GPU instances have the label.
+func isMIGLabel(name string) bool { return strings.HasPrefix(name, "GPU_I_") }
+
 // minorOf turns nvidia0 into 0.
 func minorOf(value string) string { return strings.ReplaceAll(value, "nvidia", "") }
 
@@ -78,8 +81,11 @@ var longPCIDomain = regexp.MustCompile(`\b0000([0-9a-f]{4}:)`)
 
 // shortPCIAddress turns 00000000:1A:00.0 into 0000:1a:00.0.
 func shortPCIAddress(value string) string {
-	if strings.Contains(value, "$") {
-		return value // a variable of Grafana
+	if hasVariable(value) {
+		return value
 	}
 	return longPCIDomain.ReplaceAllString(strings.ToLower(value), "$1")
 }
+
+// hasVariable reports whether a value has a variable of Grafana, which can be empty.
+func hasVariable(value string) bool { return strings.Contains(value, "$") || strings.Contains(value, "[[") }

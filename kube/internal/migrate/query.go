@@ -31,7 +31,7 @@ func (t *translator) translate(e parser.Expr, labelNames []string) (parser.Expr,
 		if l.isInfo && !slices.Contains(t.info, l.name) {
 			t.info = append(t.info, l.name)
 		}
-		t.mig = t.mig || strings.HasPrefix(name, "GPU_I_")
+		t.mig = t.mig || isMIGLabel(name)
 	}
 	out, flow := t.rewrite(e)
 	if flow.ofDCGM && !t.mig {
@@ -55,6 +55,8 @@ func (t *translator) collectLabels(e parser.Expr) {
 		}
 		var names []string
 		switch n := n.(type) {
+		case *parser.VectorSelector:
+			t.mig = t.mig || slices.ContainsFunc(n.LabelMatchers, selectsSomeMIGDevices)
 		case *parser.AggregateExpr:
 			if !n.Without {
 				names = n.Grouping
@@ -202,6 +204,7 @@ func (t *translator) renameSources(c *parser.Call, flow labelFlow) (parser.Expr,
 	}
 	for i, arg := range c.Args[3:] {
 		if s, ok := arg.(*parser.StringLiteral); ok && i < len(sources) {
+			t.requireValues(flow, s.Val)
 			c.Args[3+i] = &parser.StringLiteral{Val: flow.rename(s.Val)}
 		}
 	}
@@ -323,12 +326,20 @@ func (t *translator) binary(b *parser.BinaryExpr) (parser.Expr, labelFlow) {
 	return fold(&out), flow
 }
 
+// requireValues fails if podgauge's label has other values than the label of dcgm-exporter.
+func (t *translator) requireValues(flow labelFlow, name string) {
+	if _, isOwn := flow.own[name]; !isOwn && labelOf(name).value != nil {
+		t.fail("compares or changes values of the label " + name + ", and " + labelOf(name).note)
+	}
+}
+
 // restoreLabels gives podgauge's labels the names of dcgm-exporter, which the other side of a join has.
 func (t *translator) restoreLabels(e parser.Expr, flow labelFlow, names []string) (parser.Expr, labelFlow) {
 	if !flow.ofDCGM {
 		return e, flow
 	}
 	for _, name := range names {
+		t.requireValues(flow, name)
 		if to := flow.rename(name); to != name && to != "" {
 			e = t.parse(fmt.Sprintf(`label_replace(%s, %q, "$1", %q, "(.*)")`, unwrap(e), name, to))
 			flow = flow.with(labelFlow{own: map[string]struct{}{name: {}}})

@@ -68,14 +68,19 @@ func TestQueries(t *testing.T) {
 			`label_replace(nvidia_gpu_utilization_ratio * 100, "exported_pod", "$1", "pod", "(.*)")`,
 		`label_replace(DCGM_FI_DEV_GPU_TEMP, "pod", "$1", "exported_pod", "(.*)") * on (pod) group_left () kube_pod_info`: `nvidia_gpu_temperature_celsius{sensor="gpu"} ` +
 			`* on (pod) group_left () kube_pod_info`,
-		`label_join(DCGM_FI_DEV_GPU_TEMP, "device", "/", "Hostname", "gpu")`: `label_join(nvidia_gpu_temperature_celsius{sensor="gpu"}, "device", "/", "node", "gpu")`,
-		`sum by (hpc_job) (DCGM_FI_DEV_GPU_UTIL)`:                            `! hpc_job is on nvidia_gpu_allocation_info, which has a series for each job: join it by hand`,
+		`label_join(DCGM_FI_DEV_GPU_TEMP, "device", "/", "Hostname", "gpu")`:     `label_join(nvidia_gpu_temperature_celsius{sensor="gpu"}, "device", "/", "node", "gpu")`,
+		`label_replace(DCGM_FI_DEV_GPU_TEMP, "n", "$1", "device", "nvidia(.*)")`: `! compares or changes values of the label device, and label device (nvidia0) is minor (0)`,
+		`node_x * on (pci_bus_id) DCGM_FI_DEV_GPU_TEMP`:                          `! compares or changes values of the label pci_bus_id, and values of pci_bus_id are 0000:1a:00.0, not 00000000:1A:00.0`,
+		`sum by (hpc_job) (DCGM_FI_DEV_GPU_UTIL)`:                                `! hpc_job is on nvidia_gpu_allocation_info, which has a series for each job: join it by hand`,
 		// GPU instances
 		`DCGM_FI_PROF_SM_ACTIVE{GPU_I_ID=""}`:               `nvidia_gpu_sm_active_ratio{mig_uuid=""}`,
 		`DCGM_FI_DEV_FB_USED{GPU_I_PROFILE="1g.10gb"}`:      `nvidia_gpu_memory_used_bytes{mig_uuid!=""}` + info + `) nvidia_gpu_info{mig_profile="1g.10gb"} / 1048576`,
 		`sum by (GPU_I_PROFILE) (DCGM_FI_PROF_DRAM_ACTIVE)`: `sum by (mig_profile) ((nvidia_gpu_dram_bandwidth_utilization_ratio` + mig + `)` + info + `mig_profile) nvidia_gpu_info)`,
 		`max by (GPU_I_ID) (DCGM_FI_DEV_POWER_USAGE{pod=~"a.*"})`: `max by (gi) ((nvidia_gpu_power_watts{pod=~"a.*"}` + mig +
 			` or nvidia_gpu_allocated{mig_uuid!="",pod=~"a.*"} * 0 + on (node, uuid) group_left () nvidia_gpu_power_watts)` + info + `gi) nvidia_gpu_info)`,
+		`DCGM_FI_PROF_SM_ACTIVE{GPU_I_ID=~"$gi"}`: `(nvidia_gpu_sm_active_ratio` + mig + `)` + info + `) nvidia_gpu_info{gi=~"$gi"}`,
+		`DCGM_FI_DEV_POWER_USAGE{GPU_I_ID!="3"}`: `(nvidia_gpu_power_watts` + mig + ` or nvidia_gpu_allocated{mig_uuid!=""} * 0 + on (node, uuid) group_left () nvidia_gpu_power_watts)` +
+			info + `) nvidia_gpu_info{gi!="3"}`,
 		// variables of Grafana
 		`topk($n, DCGM_FI_DEV_GPU_TEMP{gpu=~"${gpu:regex}",pod=~"[[pod]]"}) > ${limit}`: `topk($n, nvidia_gpu_temperature_celsius{gpu=~"${gpu:regex}",pod=~"[[pod]]",sensor="gpu"}) > ${limit}`,
 		`max_over_time(DCGM_FI_DEV_GPU_TEMP[[[range]]] offset $before)`:                 `max_over_time(nvidia_gpu_temperature_celsius{sensor="gpu"}[[[range]]] offset $before)`,
@@ -113,7 +118,12 @@ func TestQueries(t *testing.T) {
 
 // TestPartitioned checks translations for clusters with partitioned GPUs.
 func TestPartitioned(t *testing.T) {
+	const whole = ` unless on (node, uuid, mig_uuid) nvidia_gpu_mig_enabled{when="now"} == 1 or `
+	const spread = `nvidia_gpu_allocated{mig_uuid!=""} * 0 + on (node, uuid) group_left `
 	for query, want := range map[string]string{
+		`DCGM_FI_DEV_SM_CLOCK`: `(nvidia_gpu_clock_hertz{clock="sm"}` + whole + spread + `(clock) nvidia_gpu_clock_hertz{clock="sm"}) / 1000000`,
+		`increase(DCGM_FI_DEV_POWER_VIOLATION[1h])`: `(increase(nvidia_gpu_throttle_seconds_total{reason="sw_power_cap"}[1h])` + whole +
+			spread + `(reason) increase(nvidia_gpu_throttle_seconds_total{pod="",reason="sw_power_cap"}[1h])) * 1000000000`,
 		`DCGM_FI_DEV_GPU_UTIL`: `nvidia_gpu_utilization_ratio * 100`, // neither exporter has it with MIG devices
 		`sum(DCGM_FI_DEV_FB_FREE)`: `sum((nvidia_gpu_memory_free_bytes unless on (node, uuid, mig_uuid) ` +
 			`nvidia_gpu_mig_enabled{when="now"} == 1) / 1048576)`,

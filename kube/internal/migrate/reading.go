@@ -93,9 +93,7 @@ func (t *translator) sum(
 		var rows, differing []string
 		for _, r := range summand.rows {
 			rows = append(rows, t.row(v, f, summand.name, r, matchers, u)+factorText(r.weight*sign))
-			for _, m := range r.matchers {
-				differing = union(differing, []string{m.Name})
-			}
+			differing = union(differing, r.labelNames())
 		}
 		if len(rows) > 1 {
 			fmt.Fprintf(&text, "sum without (%s) (%s)", strings.Join(differing, ", "), strings.Join(rows, " or "))
@@ -135,7 +133,11 @@ func (t *translator) row(
 		return slices.Contains(ownerLabels, m.Name) || m.Name == "mig_uuid"
 	})
 	devices := at(v, "nvidia_gpu_allocated", slices.Concat(matchers, []*labels.Matcher{ofMIGDevice})...)
-	spread := devices + " * 0 + on (node, uuid) group_left () " + of(gpuMatchers...)
+	if u.span != "" { // also of owners before the GPU was partitioned
+		gpuMatchers = append(gpuMatchers, labels.MustNewMatcher(labels.MatchEqual, "pod", ""))
+	}
+	spread := fmt.Sprintf("%s * 0 + on (node, uuid) group_left (%s) %s",
+		devices, strings.Join(r.labelNames(), ", "), of(gpuMatchers...))
 	if onlyMIG {
 		return "(" + spread + ")"
 	}
@@ -165,7 +167,12 @@ func selectorText(v *parser.VectorSelector, span string) string {
 
 // selectsMIGDevices reports whether a matcher selects GPU instances only.
 func selectsMIGDevices(m *labels.Matcher) bool {
-	return strings.HasPrefix(m.Name, "GPU_I_") && !m.Matches("")
+	return isMIGLabel(m.Name) && !m.Matches("") && !hasVariable(m.Value)
+}
+
+// selectsSomeMIGDevices reports whether a matcher can select both whole GPUs and GPU instances.
+func selectsSomeMIGDevices(m *labels.Matcher) bool {
+	return isMIGLabel(m.Name) && m.Value != "" && !selectsMIGDevices(m)
 }
 
 // matchers returns the matchers of a selector for the labels of podgauge's series, and those for nvidia_gpu_info.
