@@ -2,7 +2,7 @@ package migrate
 
 import (
 	"fmt"
-	"slices"
+	"regexp"
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/dcgm"
@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/prometheus/model/labels"
 )
 
-// kind is how a field's value comes about; 0: a current value, or a count of the driver.
+// kind is how a field's value comes about; 0: a current value.
 type kind uint8
 
 const (
@@ -18,6 +18,8 @@ const (
 	ownerCounter kind = iota + 1
 	// rate is a rate per second, for which podgauge has a counter.
 	rate
+	// ofDevice is a fault, limit or mode of the device, or a count of the driver, without owners in podgauge.
+	ofDevice
 )
 
 // field is a field of DCGM as a family of dcgm-exporter, and its counterpart: scale × sum ÷ per.
@@ -42,13 +44,13 @@ type row struct {
 	weight   float64
 }
 
-// ownerCounters are the families of kind owner-counter in docs/reference/metrics.md.
-var ownerCounters = []string{
-	"nvidia_gpu_energy_joules_total", "nvidia_gpu_nvlink_link_receive_bytes_total",
-	"nvidia_gpu_nvlink_link_transmit_bytes_total", "nvidia_gpu_nvlink_receive_bytes_total",
-	"nvidia_gpu_nvlink_transmit_bytes_total", "nvidia_gpu_pcie_receive_bytes_total",
-	"nvidia_gpu_pcie_transmit_bytes_total", "nvidia_gpu_throttle_seconds_total",
-}
+// The families with owners, by their kind in docs/reference/metrics.md. Others are of kind device-gauge or
+// device-counter.
+var (
+	ownerCounters = regexp.MustCompile(`_(energy_joules|(receive|transmit)_bytes|throttle_seconds)_total$`)
+	ownerGauges   = regexp.MustCompile(
+		`_(bytes|ratio|power_watts|temperature(_margin)?_celsius|clock_hertz|performance_state|throttle_active)$`)
+)
 
 // ofMIGDevices reports whether a family is also read for MIG devices.
 func ofMIGDevices(name string) bool {
@@ -86,8 +88,10 @@ func fieldOf(name string) field {
 	switch {
 	case found.Rate:
 		f.kind = rate
-	case slices.Contains(ownerCounters, f.sum[0].name):
+	case ownerCounters.MatchString(f.sum[0].name):
 		f.kind = ownerCounter
+	case !ownerGauges.MatchString(f.sum[0].name):
+		f.kind = ofDevice
 	}
 	return f
 }

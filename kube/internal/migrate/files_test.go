@@ -198,6 +198,10 @@ func TestErrors(t *testing.T) {
 			map[string]string{"b.yaml": "groups: [{rules: [{alert: Hot, expr: 'DCGM_FI_DEV_GPU_TEMP >'}]}]"},
 			[]string{"b.yaml: Hot: not valid PromQL: 1:23: parse error: unexpected end of input"},
 		},
+		"owner in a template": {
+			map[string]string{"b.yaml": "groups: [{rules: [{alert: Rows, expr: DCGM_FI_DEV_ROW_REMAP_PENDING > 0, annotations: {a: '{{ $labels.pod }}'}}]}]"},
+			[]string{"b.yaml: Rows: podgauge has no owner (label pod) for faults, limits and modes of a device: join nvidia_gpu_allocated by hand"},
+		},
 		"embedded": {
 			map[string]string{"b.yaml": "kind: ConfigMap\ndata: {x.json: '{\"panels\": \"DCGM_FI_DEV_GPU_TEMP\"'}"},
 			[]string{"b.yaml: x.json: parse JSON: line 1: unexpected end of JSON input"},

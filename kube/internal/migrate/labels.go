@@ -88,4 +88,6 @@ func shortPCIAddress(value string) string {
 }
 
 // hasVariable reports whether a value has a variable of Grafana, which can be empty.
-func hasVariable(value string) bool { return strings.Contains(value, "$") || strings.Contains(value, "[[") }
+func hasVariable(value string) bool {
+	return strings.Contains(value, "$") || strings.Contains(value, "[[")
+}

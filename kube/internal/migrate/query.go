@@ -34,6 +34,7 @@ func (t *translator) translate(e parser.Expr, labelNames []string) (parser.Expr,
 		t.mig = t.mig || isMIGLabel(name)
 	}
 	out, flow := t.rewrite(e)
+	t.requireLabels(flow, t.outer)
 	if flow.ofDCGM && !t.mig {
 		t.note(migNote)
 	}
@@ -204,6 +205,7 @@ func (t *translator) renameSources(c *parser.Call, flow labelFlow) (parser.Expr,
 	}
 	for i, arg := range c.Args[3:] {
 		if s, ok := arg.(*parser.StringLiteral); ok && i < len(sources) {
+			t.requireLabels(flow, []string{s.Val})
 			t.requireValues(flow, s.Val)
 			c.Args[3+i] = &parser.StringLiteral{Val: flow.rename(s.Val)}
 		}
@@ -241,6 +243,9 @@ func (t *translator) aggregation(a *parser.AggregateExpr) (parser.Expr, labelFlo
 	if !flow.ofDCGM {
 		return a, flow
 	}
+	if !a.Without {
+		t.requireLabels(flow, a.Grouping)
+	}
 	out.Grouping = nil
 	for _, name := range a.Grouping {
 		l := flow.rename(name)
@@ -264,6 +269,7 @@ func (t *translator) aggregation(a *parser.AggregateExpr) (parser.Expr, labelFlo
 		flow.grouped = nil
 		if !a.Without {
 			flow.grouped = a.Grouping
+			flow.noOwner = false
 		}
 	}
 	if s, ok := a.Param.(*parser.StringLiteral); ok { // count_values
@@ -300,7 +306,6 @@ func (t *translator) binary(b *parser.BinaryExpr) (parser.Expr, labelFlow) {
 		return b, flow
 	}
 	if m := b.VectorMatching; m != nil {
-		matching := *m
 		if flow.foreign && left.ofDCGM != right.ofDCGM { // the other side has the labels of dcgm-exporter
 			names := m.MatchingLabels
 			if !m.On {
@@ -313,17 +318,48 @@ func (t *translator) binary(b *parser.BinaryExpr) (parser.Expr, labelFlow) {
 			rhs, right = t.restoreLabels(rhs, right, names)
 			flow = left.with(right)
 		}
-		if m.On || len(m.MatchingLabels) > 0 {
-			matching.MatchingLabels = renamed(m.MatchingLabels, flow)
-		}
-		if !m.On && left.ofDCGM && right.ofDCGM && !slices.Equal(left.variant, right.variant) {
-			matching.MatchingLabels = union(matching.MatchingLabels, flow.variantNames())
-		}
-		matching.Include = renamed(m.Include, flow)
-		out.VectorMatching = &matching
+		out.VectorMatching, flow.noOwner = t.matching(b, left, right)
 	}
 	out.LHS, out.RHS = lhs, rhs
 	return fold(&out), flow
+}
+
+// matching returns how the sides match, and whether the result lacks owners.
+func (t *translator) matching(b *parser.BinaryExpr, left, right labelFlow) (*parser.VectorMatching, bool) {
+	m := *b.VectorMatching
+	flow := left.with(right)
+	include := m.Include
+	m.MatchingLabels, m.Include = renamed(m.MatchingLabels, flow), renamed(m.Include, flow)
+	if m.On {
+		t.requireLabels(left, b.VectorMatching.MatchingLabels)
+		t.requireLabels(right, b.VectorMatching.MatchingLabels)
+	} else if left.ofDCGM && right.ofDCGM {
+		if !slices.Equal(left.variant, right.variant) {
+			m.MatchingLabels = union(m.MatchingLabels, flow.variantNames())
+		}
+		if left.noOwner != right.noOwner {
+			m.MatchingLabels = union(m.MatchingLabels, ownerLabels)
+			switch {
+			case m.Card != parser.CardOneToOne:
+			case left.noOwner:
+				m.Card = parser.CardOneToMany
+			default:
+				m.Card = parser.CardManyToOne
+			}
+		}
+	}
+	switch m.Card {
+	case parser.CardManyToOne:
+		t.requireLabels(right, include)
+		return &m, left.noOwner
+	case parser.CardOneToMany:
+		t.requireLabels(left, include)
+		return &m, right.noOwner
+	case parser.CardManyToMany:
+		return &m, left.noOwner || b.Op == parser.LOR && right.noOwner
+	default:
+		return &m, flow.noOwner && !m.On
+	}
 }
 
 // requireValues fails if podgauge's label has other values than the label of dcgm-exporter.

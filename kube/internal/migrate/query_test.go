@@ -1,13 +1,18 @@
 package migrate_test
 
 import (
+	"os"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/internal/dcgm"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // TestQueries checks translations of one query.
 func TestQueries(t *testing.T) {
 	const mig = ` unless on (node, uuid, mig_uuid) nvidia_gpu_mig_enabled{when="now"} == 1`
+	const noOwner, ofDevice = `! podgauge has no owner (label `, `) for faults, limits and modes of a device: join nvidia_gpu_allocated by hand`
 	const recovery = `sum without (action) (nvidia_gpu_recovery_action{action="bus_reset"} * 6 or nvidia_gpu_recovery_action{action="drain_and_reset"} * 4 or ` +
 		`nvidia_gpu_recovery_action{action="drain_p2p"} * 3 or nvidia_gpu_recovery_action{action="gpu_reset"} or nvidia_gpu_recovery_action{action="node_reboot"} * 2 or ` +
 		`nvidia_gpu_recovery_action{action="none"} * 0 or nvidia_gpu_recovery_action{action="recover_imex_domain"} * 5 or nvidia_gpu_recovery_action{action="system_reboot"} * 7)`
@@ -72,6 +77,18 @@ func TestQueries(t *testing.T) {
 		`label_replace(DCGM_FI_DEV_GPU_TEMP, "n", "$1", "device", "nvidia(.*)")`: `! compares or changes values of the label device, and label device (nvidia0) is minor (0)`,
 		`node_x * on (pci_bus_id) DCGM_FI_DEV_GPU_TEMP`:                          `! compares or changes values of the label pci_bus_id, and values of pci_bus_id are 0000:1a:00.0, not 00000000:1A:00.0`,
 		`sum by (hpc_job) (DCGM_FI_DEV_GPU_UTIL)`:                                `! hpc_job is on nvidia_gpu_allocation_info, which has a series for each job: join it by hand`,
+		// families without owners
+		`DCGM_FI_DEV_POWER_USAGE / DCGM_FI_DEV_POWER_MGMT_LIMIT`: `nvidia_gpu_power_watts / ignoring (container, namespace, pod, type) group_left () nvidia_gpu_power_limit_watts{type="requested"}`,
+		`DCGM_FI_DEV_MAX_SM_CLOCK - DCGM_FI_DEV_SM_CLOCK`: `(nvidia_gpu_clock_max_hertz{clock="sm"} / 1000000) - ignoring (container, namespace, pod) group_right () ` +
+			`(nvidia_gpu_clock_hertz{clock="sm"} / 1000000)`,
+		`DCGM_FI_DEV_GPU_UTIL > 5 and DCGM_FI_DEV_ROW_REMAP_PENDING == 1`: `(nvidia_gpu_utilization_ratio * 100) > 5 and ignoring (container, namespace, pod) nvidia_gpu_row_remap_pending == 1`,
+		`sum by (exported_pod) (DCGM_FI_DEV_GPU_TEMP > on (UUID) group_left () DCGM_FI_DEV_SLOWDOWN_TEMP)`: `sum by (pod) (nvidia_gpu_temperature_celsius{sensor="gpu"} > ` +
+			`on (uuid) group_left () nvidia_gpu_temperature_limit_celsius{type="slowdown"})`,
+		`increase(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{exported_namespace="team"}[5m])`:    noOwner + `exported_namespace` + ofDevice,
+		`sum by (exported_pod) (DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS)`:           noOwner + `exported_pod` + ofDevice,
+		`kube_pod_info * on (pod) group_right () DCGM_FI_DEV_ROW_REMAP_PENDING`:     noOwner + `pod` + ofDevice,
+		`up * on (gpu) group_left (pod) DCGM_FI_DEV_ROW_REMAP_PENDING`:              noOwner + `pod` + ofDevice,
+		`label_replace(DCGM_FI_DEV_ROW_REMAP_PENDING, "a", "$1", "pod_name", ".*")`: noOwner + `pod_name` + ofDevice,
 		// GPU instances
 		`DCGM_FI_PROF_SM_ACTIVE{GPU_I_ID=""}`:               `nvidia_gpu_sm_active_ratio{mig_uuid=""}`,
 		`DCGM_FI_DEV_FB_USED{GPU_I_PROFILE="1g.10gb"}`:      `nvidia_gpu_memory_used_bytes{mig_uuid!=""}` + info + `) nvidia_gpu_info{mig_profile="1g.10gb"} / 1048576`,
@@ -130,6 +147,23 @@ func TestPartitioned(t *testing.T) {
 	} {
 		if r := translate(t, true, query); r.Queries[0].Translation != want {
 			t.Errorf("%s\ngot  %s\nwant %s", query, r.Queries[0].Translation, want)
+		}
+	}
+}
+
+// TestOwners checks which fields have no translation by owner: those whose family has none in the documentation.
+func TestOwners(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/reference/metrics.md")
+	require.NoError(t, err)
+	for _, f := range dcgm.Fields {
+		if len(f.Sources) == 0 || f.Xid {
+			continue
+		}
+		_, row, _ := strings.Cut(string(page), "|`"+f.Sources[0].Family()+"`<br>")
+		kind := strings.Split(row, "|")[1]
+		q := translate(t, false, "count by (pod) (increase("+f.Names[0].Name+"[5m]))").Queries[0]
+		if fails := strings.Contains(strings.Join(q.Reasons, "; "), "no owner"); fails != strings.HasPrefix(kind, "device-") {
+			t.Errorf("%s of kind %s: %+v", f.Names[0].Name, kind, q)
 		}
 	}
 }

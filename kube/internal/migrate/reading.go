@@ -18,12 +18,20 @@ const (
 	rateReason = "%s is a rate already, and %s of it has no meaning: use rate(%s%s)"
 	sinceStart = "DCGM counts from the driver's start, podgauge from its own for each owner: only an increase, " +
 		"as rate(%s[5m]), is equal"
+	noOwnerReason = "podgauge has no owner (label %s) for faults, limits and modes of a device: " +
+		"join nvidia_gpu_allocated by hand"
 	migNote = "translations without --mig are equal in clusters without partitioned GPUs"
 )
 
 // reading translates a term that reads a field.
 func (t *translator) reading(v *parser.VectorSelector, f field, u use) (parser.Expr, labelFlow) {
 	flow := labelFlow{ofDCGM: true, variant: f.variant()}
+	if !slices.ContainsFunc(v.LabelMatchers, selectsMIGDevices) {
+		flow.noOwner = f.kind == ofDevice // nvidia_gpu_allocated has those of MIG devices
+	}
+	for _, m := range v.LabelMatchers {
+		t.requireLabels(flow, []string{m.Name})
+	}
 	if f.note != "" {
 		t.note(f.note)
 	}
@@ -133,7 +141,7 @@ func (t *translator) row(
 		return slices.Contains(ownerLabels, m.Name) || m.Name == "mig_uuid"
 	})
 	devices := at(v, "nvidia_gpu_allocated", slices.Concat(matchers, []*labels.Matcher{ofMIGDevice})...)
-	if u.span != "" { // also of owners before the GPU was partitioned
+	if u.span != "" && f.kind != ofDevice { // also of owners before the GPU was partitioned
 		gpuMatchers = append(gpuMatchers, labels.MustNewMatcher(labels.MatchEqual, "pod", ""))
 	}
 	spread := fmt.Sprintf("%s * 0 + on (node, uuid) group_left (%s) %s",

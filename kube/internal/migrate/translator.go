@@ -56,11 +56,13 @@ type labelFlow struct {
 	own     map[string]struct{} // labels that the query creates: its own names, which stay
 	variant []string            // labels of podgauge's series that DCGM's lack: clock="sm"
 	grouped []string            // labels of dcgm-exporter by which the query groups
+	noOwner bool                // podgauge's series have empty owner labels
 }
 
 func (f labelFlow) with(other labelFlow) labelFlow {
 	f.ofDCGM = f.ofDCGM || other.ofDCGM
 	f.foreign = f.foreign || other.foreign
+	f.noOwner = f.noOwner || other.noOwner
 	own := maps.Clone(f.own)
 	if own == nil {
 		own = map[string]struct{}{}
@@ -86,6 +88,15 @@ func (f labelFlow) rename(name string) string {
 		return name
 	}
 	return labelOf(name).name
+}
+
+// requireLabels fails if the result lacks a label that is read.
+func (t *translator) requireLabels(flow labelFlow, names []string) {
+	for _, name := range names {
+		if _, isOwn := flow.own[name]; flow.noOwner && !isOwn && slices.Contains(ownerLabels, labelOf(name).name) {
+			t.fail(fmt.Sprintf(noOwnerReason, name))
+		}
+	}
 }
 
 // use is how a query reads a selector.
