@@ -159,35 +159,46 @@ func (m *migration) labelValues(s source, query *yaml.Node, selector, name strin
 		m.add(s, query.Value, "", "label_values reads a selector only")
 		return
 	}
-	l := labelOf(name)
-	if l.reason != "" {
-		t.fail(l.reason)
-	}
-	result := "label_values(" + hidden.restore(t.labelSelector(v, l)) + ", " + l.name + ")"
+	t.outer = []string{name}
+	series, label := t.labelSelector(v, name)
+	result := "label_values(" + hidden.restore(series) + ", " + label + ")"
 	m.finish(s, query.Value, result, t, hidden)
 	if len(t.reasons) == 0 {
 		m.set(query, result)
 	}
 }
 
-// labelSelector returns a selector of series with the values of a label.
-func (t *translator) labelSelector(v *parser.VectorSelector, l label) string {
+// labelSelector returns a selector of series with the values of a label, and podgauge's name of the label. Without a
+// label, it returns a selector of a field's series.
+func (t *translator) labelSelector(v *parser.VectorSelector, name string) (selector, label string) {
 	out := *v
-	own, info := t.matchers(v)
+	l := labelOf(name)
 	f := fieldOf(v.Name)
-	_, recorded := t.records[v.Name]
+	flow, recorded := t.records[v.Name]
+	if !recorded {
+		flow = flowOf(v, f)
+	}
+	own, info := t.matchers(v, flow)
+	if _, isOwn := flow.own[name]; !isOwn && l.reason != "" {
+		t.fail(l.reason)
+	}
 	switch {
 	case recorded:
 		out.LabelMatchers = slices.Concat(own, info)
 	case !t.isDCGM(v):
 		t.fail("selects series of dcgm-exporter's own scrape job")
-	case l.isInfo || len(info) > 0 || f.reason != "":
-		if slices.Contains(ownerLabels, l.name) {
-			t.fail("no series has owners and " + v.String())
+	case l.isInfo || name != "" && len(info) > 0 || f.reason != "":
+		flow.noOwner = true
+		for _, m := range own {
+			t.requireLabels(flow, []string{m.Name})
 		}
 		out.Name, out.LabelMatchers = "nvidia_gpu_info", slices.Concat(own, info)
 	default:
-		out.Name, out.LabelMatchers = f.sum[0].name, slices.Concat(own, f.sum[0].rows[0].matchers)
+		out.Name, out.LabelMatchers = f.sum[0].name, own
+		if f.isSimple() {
+			out.LabelMatchers = slices.Concat(own, f.sum[0].rows[0].matchers)
+		}
 	}
-	return out.String()
+	t.requireLabels(flow, []string{name})
+	return out.String(), flow.rename(name)
 }

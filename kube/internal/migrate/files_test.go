@@ -120,7 +120,7 @@ kind: ConfigMap
 data:
   config.yaml: |
     rules:
-      - seriesQuery: DCGM_FI_DEV_FB_USED{exported_pod!=""}
+      - seriesQuery: DCGM_FI_DEV_FB_USED{exported_pod!="",modelName=~"A.*"}
         resources:
           overrides:
             exported_pod: {resource: pod}
@@ -200,11 +200,19 @@ func TestErrors(t *testing.T) {
 		},
 		"owner in a template": {
 			map[string]string{"b.yaml": "groups: [{rules: [{alert: Rows, expr: DCGM_FI_DEV_ROW_REMAP_PENDING > 0, annotations: {a: '{{ $labels.pod }}'}}]}]"},
-			[]string{"b.yaml: Rows: podgauge has no owner (label pod) for faults, limits and modes of a device: join nvidia_gpu_allocated by hand"},
+			[]string{"b.yaml: Rows: podgauge has no owner (label pod) for faults, limits, modes and properties of a device: join nvidia_gpu_allocated by hand"},
 		},
 		"embedded": {
 			map[string]string{"b.yaml": "kind: ConfigMap\ndata: {x.json: '{\"panels\": \"DCGM_FI_DEV_GPU_TEMP\"'}"},
 			[]string{"b.yaml: x.json: parse JSON: line 1: unexpected end of JSON input"},
+		},
+		"rule of prometheus-adapter": {
+			map[string]string{"b.yaml": "rules: [{seriesQuery: 'DCGM_FI_DEV_FB_USED{hpc_job=\"\"}', metricsQuery: 'avg(<<.Series>>) by (<<.GroupBy>>)'}," +
+				"{seriesQuery: DCGM_FI_DEV_ROW_REMAP_PENDING, metricsQuery: 'avg(<<.Series>>) by (<<.GroupBy>>)', resources: {overrides: {pod: {resource: pod}}}}]"},
+			[]string{
+				`b.yaml: rule of prometheus-adapter DCGM_FI_DEV_FB_USED{hpc_job=""}: hpc_job is on nvidia_gpu_allocation_info, which has a series for each job: join it by hand`,
+				"b.yaml: rule of prometheus-adapter DCGM_FI_DEV_ROW_REMAP_PENDING: podgauge has no owner (label pod) for faults, limits, modes and properties of a device: join nvidia_gpu_allocated by hand",
+			},
 		},
 		"HPA without a rule": {
 			map[string]string{"b.yaml": "kind: HorizontalPodAutoscaler\nmetadata: {name: x}\nspec: {metrics: [{external: {metric: {name: DCGM_FI_DEV_GPU_UTIL}}}]}"},

@@ -432,7 +432,7 @@ func (t *translator) vector(term parser.Expr, v *parser.VectorSelector, u use) (
 	}
 	if flow, ok := t.records[v.Name]; ok {
 		out := *v
-		own, info := t.matchers(v)
+		own, info := t.matchers(v, flow)
 		out.LabelMatchers = slices.Concat(own, info)
 		return t.parse(u.apply(selectorText(&out, u.span))), flow
 	}

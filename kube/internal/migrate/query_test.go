@@ -12,7 +12,7 @@ import (
 // TestQueries checks translations of one query.
 func TestQueries(t *testing.T) {
 	const mig = ` unless on (node, uuid, mig_uuid) nvidia_gpu_mig_enabled{when="now"} == 1`
-	const noOwner, ofDevice = `! podgauge has no owner (label `, `) for faults, limits and modes of a device: join nvidia_gpu_allocated by hand`
+	const noOwner, ofDevice = `! podgauge has no owner (label `, `) for faults, limits, modes and properties of a device: join nvidia_gpu_allocated by hand`
 	const recovery = `sum without (action) (nvidia_gpu_recovery_action{action="bus_reset"} * 6 or nvidia_gpu_recovery_action{action="drain_and_reset"} * 4 or ` +
 		`nvidia_gpu_recovery_action{action="drain_p2p"} * 3 or nvidia_gpu_recovery_action{action="gpu_reset"} or nvidia_gpu_recovery_action{action="node_reboot"} * 2 or ` +
 		`nvidia_gpu_recovery_action{action="none"} * 0 or nvidia_gpu_recovery_action{action="recover_imex_domain"} * 5 or nvidia_gpu_recovery_action{action="system_reboot"} * 7)`
@@ -66,9 +66,13 @@ func TestQueries(t *testing.T) {
 		`DCGM_FI_DEV_SM_CLOCK / DCGM_FI_DEV_MEM_CLOCK`:                    `(nvidia_gpu_clock_hertz{clock="sm"} / 1000000) / ignoring (clock) (nvidia_gpu_clock_hertz{clock="memory"} / 1000000)`,
 		`DCGM_FI_DEV_GPU_TEMP{modelName=~"NVIDIA A.*",device!="nvidia1",pci_bus_id="00000000:1A:00.0"}`: `nvidia_gpu_temperature_celsius{sensor="gpu"}` + info +
 			`) nvidia_gpu_info{minor!="1",model=~"NVIDIA A.*",pci_bus_id="0000:1a:00.0"}`,
-		`avg by (modelName) (DCGM_FI_DEV_GPU_UTIL offset 1d)`: `avg by (model) (nvidia_gpu_utilization_ratio offset 1d` + info + `model) nvidia_gpu_info offset 1d * 100)`,
-		`DCGM_FI_DEV_GPU_UTIL{job="nvidia-dcgm-exporter"}`:    `nvidia_gpu_utilization_ratio * 100`,
-		`count_values("v", DCGM_FI_DEV_GPU_TEMP)`:             `count_values("v", nvidia_gpu_temperature_celsius{sensor="gpu"})`,
+		`avg by (modelName) (DCGM_FI_DEV_GPU_UTIL offset 1d)`:                               `avg by (model) (nvidia_gpu_utilization_ratio offset 1d` + info + `model) nvidia_gpu_info offset 1d * 100)`,
+		`DCGM_FI_DEV_GPU_UTIL{job="nvidia-dcgm-exporter"}`:                                  `nvidia_gpu_utilization_ratio * 100`,
+		`DCGM_FI_DEV_GPU_UTIL{namespace="gpu-operator",exported_namespace="team"}`:          `nvidia_gpu_utilization_ratio{namespace="team"} * 100`,
+		`DCGM_FI_DEV_GPU_UTIL{container="nvidia-dcgm-exporter",pod!=""}`:                    `nvidia_gpu_utilization_ratio{pod!=""} * 100`,
+		`sum by (exported_pod) (DCGM_FI_DEV_GPU_UTIL{namespace="gpu-operator"})`:            `sum by (pod) (nvidia_gpu_utilization_ratio * 100)`,
+		`label_replace(DCGM_FI_DEV_GPU_UTIL{pod="a"}, "exported_pod", "$1", "pod", "(.*)")`: `label_replace(nvidia_gpu_utilization_ratio{pod="a"} * 100, "exported_pod", "$1", "pod", "(.*)")`,
+		`count_values("v", DCGM_FI_DEV_GPU_TEMP)`:                                           `count_values("v", nvidia_gpu_temperature_celsius{sensor="gpu"})`,
 		`kube_pod_labels * on (exported_pod) group_right (label_app) DCGM_FI_DEV_GPU_UTIL`: `kube_pod_labels * on (exported_pod) group_right (label_app) ` +
 			`label_replace(nvidia_gpu_utilization_ratio * 100, "exported_pod", "$1", "pod", "(.*)")`,
 		`label_replace(DCGM_FI_DEV_GPU_TEMP, "pod", "$1", "exported_pod", "(.*)") * on (pod) group_left () kube_pod_info`: `nvidia_gpu_temperature_celsius{sensor="gpu"} ` +
@@ -113,10 +117,14 @@ func TestQueries(t *testing.T) {
 		`up{job="nvidia-dcgm-exporter"}==0`: `! selects series of dcgm-exporter's own scrape job`,
 		`DCGM_FI_DEV_GPU_UTIL{`:             `! not valid PromQL: 1:22: parse error: unexpected end of input inside braces`,
 		// variables of dashboards
-		`label_values(DCGM_FI_DEV_GPU_TEMP{Hostname=~"$h"}, UUID)`: `label_values(nvidia_gpu_temperature_celsius{node=~"$h",sensor="gpu"}, uuid)`,
-		`label_values(DCGM_FI_DEV_GPU_TEMP, modelName)`:            `label_values(nvidia_gpu_info, model)`,
-		`label_values(DCGM_FI_DEV_XID_ERRORS, gpu)`:                `label_values(nvidia_gpu_info, gpu)`,
-		`query_result(max(DCGM_FI_DEV_GPU_UTIL))`:                  `query_result(max(nvidia_gpu_utilization_ratio * 100))`,
+		`label_values(DCGM_FI_DEV_GPU_TEMP{Hostname=~"$h"}, UUID)`:                   `label_values(nvidia_gpu_temperature_celsius{node=~"$h",sensor="gpu"}, uuid)`,
+		`label_values(DCGM_FI_DEV_GPU_TEMP, modelName)`:                              `label_values(nvidia_gpu_info, model)`,
+		`label_values(DCGM_FI_DEV_XID_ERRORS, gpu)`:                                  `label_values(nvidia_gpu_info, gpu)`,
+		`label_values(DCGM_FI_DEV_GPU_UTIL{exported_namespace=~"$n"}, modelName)`:    noOwner + `namespace` + ofDevice,
+		`label_values(DCGM_FI_DEV_ROW_REMAP_PENDING, exported_pod)`:                  noOwner + `exported_pod` + ofDevice,
+		`label_values(DCGM_FI_DEV_GPU_UTIL{namespace="gpu-operator"}, exported_pod)`: `label_values(nvidia_gpu_utilization_ratio, pod)`,
+		`label_values(DCGM_FI_DEV_CLOCK_THROTTLE_REASONS, gpu)`:                      `label_values(nvidia_gpu_throttle_active, gpu)`,
+		`query_result(max(DCGM_FI_DEV_GPU_UTIL))`:                                    `query_result(max(nvidia_gpu_utilization_ratio * 100))`,
 	} {
 		r := translate(t, false, query)
 		if len(r.Queries) != 1 || len(r.Errors) > 0 {

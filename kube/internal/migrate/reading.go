@@ -18,20 +18,14 @@ const (
 	rateReason = "%s is a rate already, and %s of it has no meaning: use rate(%s%s)"
 	sinceStart = "DCGM counts from the driver's start, podgauge from its own for each owner: only an increase, " +
 		"as rate(%s[5m]), is equal"
-	noOwnerReason = "podgauge has no owner (label %s) for faults, limits and modes of a device: " +
+	noOwnerReason = "podgauge has no owner (label %s) for faults, limits, modes and properties of a device: " +
 		"join nvidia_gpu_allocated by hand"
 	migNote = "translations without --mig are equal in clusters without partitioned GPUs"
 )
 
 // reading translates a term that reads a field.
 func (t *translator) reading(v *parser.VectorSelector, f field, u use) (parser.Expr, labelFlow) {
-	flow := labelFlow{ofDCGM: true, variant: f.variant()}
-	if !slices.ContainsFunc(v.LabelMatchers, selectsMIGDevices) {
-		flow.noOwner = f.kind == ofDevice // nvidia_gpu_allocated has those of MIG devices
-	}
-	for _, m := range v.LabelMatchers {
-		t.requireLabels(flow, []string{m.Name})
-	}
+	flow := flowOf(v, f)
 	if f.note != "" {
 		t.note(f.note)
 	}
@@ -62,9 +56,15 @@ func (t *translator) reading(v *parser.VectorSelector, f field, u use) (parser.E
 	return paren(t.parse(t.term(v, f, u))), flow
 }
 
+// flowOf returns what is known of the labels of a field's series.
+func flowOf(v *parser.VectorSelector, f field) labelFlow {
+	onlyMIG := slices.ContainsFunc(v.LabelMatchers, selectsMIGDevices) // with owners of nvidia_gpu_allocated
+	return labelFlow{ofDCGM: true, variant: f.variant(), noOwner: f.kind == ofDevice && !onlyMIG}
+}
+
 // term returns scale × sum ÷ per of a field's series.
 func (t *translator) term(v *parser.VectorSelector, f field, u use) string {
-	matchers, info := t.matchers(v)
+	matchers, info := t.matchers(v, flowOf(v, f))
 	if u.anyGPU && (len(info) > 0 || slices.ContainsFunc(v.LabelMatchers, selectsMIGDevices)) {
 		t.fail(u.name + " by labels of nvidia_gpu_info: write it by hand")
 	}
@@ -184,24 +184,36 @@ func selectsSomeMIGDevices(m *labels.Matcher) bool {
 }
 
 // matchers returns the matchers of a selector for the labels of podgauge's series, and those for nvidia_gpu_info.
-func (t *translator) matchers(v *parser.VectorSelector) (own, info []*labels.Matcher) {
+func (t *translator) matchers(v *parser.VectorSelector, flow labelFlow) (own, info []*labels.Matcher) {
+	ofExporter := t.readsPrefixedOwners(v)
 	for _, m := range v.LabelMatchers {
 		l := labelOf(m.Name)
+		isOwner := slices.Contains(ownerLabels, m.Name)
 		switch {
 		case m.Name == model.MetricNameLabel:
 		case l.reason != "":
 			t.fail(l.reason)
-		case selectsDCGMExporter(m):
+		case selectsDCGMExporter(m), isOwner && (ofExporter || exporterPattern.MatchString(m.Value)):
 			t.note("left out the matcher " + m.String() + " of dcgm-exporter's scrape job")
 		case m.Name == "GPU_I_ID" && m.Value == "":
 			own = append(own, labels.MustNewMatcher(m.Type, "mig_uuid", ""))
 		case l.isInfo:
 			info = append(info, renamedMatcher(m, l))
 		default:
+			t.requireLabels(flow, []string{m.Name})
 			own = append(own, renamedMatcher(m, l))
 		}
 	}
 	return own, info
+}
+
+// readsPrefixedOwners reports whether the query reads owners as Prometheus renames them without honor_labels. Then the
+// plain labels are of dcgm-exporter's pod.
+func (t *translator) readsPrefixedOwners(v *parser.VectorSelector) bool {
+	isPlain := func(name string) bool { return slices.Contains(ownerLabels, name) }
+	isPrefixed := func(name string) bool { return !isPlain(name) && isPlain(labelOf(name).name) }
+	return slices.ContainsFunc(v.LabelMatchers, func(m *labels.Matcher) bool { return isPrefixed(m.Name) }) ||
+		slices.ContainsFunc(t.outer, isPrefixed) && !slices.ContainsFunc(t.outer, isPlain)
 }
 
 func renamedMatcher(m *labels.Matcher, l label) *labels.Matcher {

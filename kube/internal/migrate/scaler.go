@@ -69,6 +69,16 @@ func (m *migration) adapterRule(rule *yaml.Node) {
 		m.add(s, series.Value, "", "selects names by a pattern: write a rule for each family")
 		return
 	}
+	t := m.translator(hidden, false)
+	for k := range members(get(rule, "resources", "overrides")) {
+		t.outer = append(t.outer, k.Value)
+	}
+	selector, _ := t.labelSelector(v, "")
+	t.requireLabels(flowOf(v, fieldOf(v.Name)), t.outer)
+	if len(t.reasons) > 0 {
+		m.finish(s, series.Value, "", t, hidden)
+		return
+	}
 	plain := strings.NewReplacer(
 		"<<.Series>>", v.Name, "<<.LabelMatchers>>", adapterMatchers, "<<.GroupBy>>", adapterGroups)
 	back := strings.NewReplacer(adapterMatchers, "<<.LabelMatchers>>", adapterGroups, "<<.GroupBy>>")
@@ -78,8 +88,7 @@ func (m *migration) adapterRule(rule *yaml.Node) {
 	if !ok {
 		return
 	}
-	t := m.translator(hidden, false)
-	m.set(series, hidden.restore(t.labelSelector(v, label{})))
+	m.set(series, hidden.restore(selector))
 	m.set(query, back.Replace(out))
 	for k := range members(get(rule, "resources", "overrides")) {
 		m.set(k, flow.rename(k.Value))
