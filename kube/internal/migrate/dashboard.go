@@ -176,7 +176,8 @@ func (t *translator) labelSelector(v *parser.VectorSelector, name string) (selec
 	f := fieldOf(v.Name)
 	flow, recorded := t.records[v.Name]
 	if !recorded {
-		flow = flowOf(v, f)
+		flow = t.flowOf(v, f)
+		flow.noInfo = nil
 	}
 	own, info := t.matchers(v, flow)
 	if _, isOwn := flow.own[name]; !isOwn && l.reason != "" {
@@ -184,7 +185,7 @@ func (t *translator) labelSelector(v *parser.VectorSelector, name string) (selec
 	}
 	switch {
 	case recorded:
-		out.LabelMatchers = slices.Concat(own, info)
+		out.LabelMatchers = own
 	case !t.isDCGM(v):
 		t.fail("selects series of dcgm-exporter's own scrape job")
 	case l.isInfo || name != "" && len(info) > 0 || f.reason != "":

@@ -91,6 +91,31 @@ groups:
       - alert: Down
         expr: up == 0
 `},
+		"recorded series": {"b.yaml", `groups:
+  - rules:
+      - record: b:x
+        expr: max by (Hostname) (a:x)
+      - record: a:x
+        expr: DCGM_FI_DEV_FB_USED
+      - record: c:x
+        expr: label_replace(avg by (instance) (DCGM_FI_DEV_GPU_TEMP), "Hostname", "$1", "instance", "(.*)")
+      - record: d:x
+        expr: sum by (GPU_I_ID) (DCGM_FI_DEV_FB_USED)
+      - alert: X
+        expr: b:x{Hostname="a"} + c:x{Hostname="a"} + d:x{GPU_I_ID=""} > 1
+`, `groups:
+  - rules:
+      - record: b:x
+        expr: max by (node) (a:x)
+      - record: a:x
+        expr: nvidia_gpu_memory_used_bytes / 1048576
+      - record: c:x
+        expr: label_replace(avg by (instance) (nvidia_gpu_temperature_celsius{sensor="gpu"}), "Hostname", "$1", "instance", "(.*)")
+      - record: d:x
+        expr: sum by (gi) ((nvidia_gpu_memory_used_bytes unless on (node, uuid, mig_uuid) nvidia_gpu_mig_enabled{when="now"} == 1) * on (node, uuid, mig_uuid) group_left (gi) nvidia_gpu_info / 1048576)
+      - alert: X
+        expr: b:x{node="a"} + c:x{Hostname="a"} + d:x{gi=""} > 1
+`},
 		"objects": {"c.yaml", `apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 spec:
@@ -201,6 +226,10 @@ func TestErrors(t *testing.T) {
 		"owner in a template": {
 			map[string]string{"b.yaml": "groups: [{rules: [{alert: Rows, expr: DCGM_FI_DEV_ROW_REMAP_PENDING > 0, annotations: {a: '{{ $labels.pod }}'}}]}]"},
 			[]string{"b.yaml: Rows: podgauge has no owner (label pod) for faults, limits, modes and properties of a device: join nvidia_gpu_allocated by hand"},
+		},
+		"label of no recorded series": {
+			map[string]string{"b.yaml": "groups: [{rules: [{record: 'a:x', expr: DCGM_FI_DEV_GPU_TEMP}, {alert: Hot, expr: 'avg by (modelName) (a:x) > 85'}]}]"},
+			[]string{"b.yaml: Hot: the recorded series has no label modelName: group by it in its rule"},
 		},
 		"embedded": {
 			map[string]string{"b.yaml": "kind: ConfigMap\ndata: {x.json: '{\"panels\": \"DCGM_FI_DEV_GPU_TEMP\"'}"},

@@ -4,6 +4,7 @@ package migrate
 
 import (
 	"fmt"
+	"reflect"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -18,8 +19,7 @@ type File struct {
 
 // Files translates the queries of files. A recorded series keeps its name in all of them.
 func Files(files []*File, o Options) *Report {
-	m := &migration{options: o, records: map[string]labelFlow{}, served: map[string]struct{}{}}
-	m.report = &Report{}
+	m := &migration{options: o, report: &Report{}, served: map[string]struct{}{}}
 	parsed := make([][]document, len(files))
 	for i, f := range files {
 		var err error
@@ -29,8 +29,15 @@ func Files(files []*File, o Options) *Report {
 	}
 	unreadable := m.report.Errors
 	m.recording = true
-	for i, f := range files {
-		m.documents(f.Name, parsed[i])
+	for pass := 0; pass <= len(m.known); pass++ { // rules can read series of later ones
+		m.records = map[string]labelFlow{}
+		for i, f := range files {
+			m.documents(f.Name, parsed[i])
+		}
+		if reflect.DeepEqual(m.records, m.known) {
+			break
+		}
+		m.known = m.records
 	}
 	m.recording = false
 	*m.report = Report{Errors: unreadable}

@@ -269,7 +269,7 @@ func (t *translator) aggregation(a *parser.AggregateExpr) (parser.Expr, labelFlo
 		flow.grouped = nil
 		if !a.Without {
 			flow.grouped = a.Grouping
-			flow.noOwner = false
+			flow.noOwner, flow.noInfo = false, nil
 		}
 	}
 	if s, ok := a.Param.(*parser.StringLiteral); ok { // count_values
@@ -432,8 +432,7 @@ func (t *translator) vector(term parser.Expr, v *parser.VectorSelector, u use) (
 	}
 	if flow, ok := t.records[v.Name]; ok {
 		out := *v
-		own, info := t.matchers(v, flow)
-		out.LabelMatchers = slices.Concat(own, info)
+		out.LabelMatchers, _ = t.matchers(v, flow)
 		return t.parse(u.apply(selectorText(&out, u.span))), flow
 	}
 	if v.Name == "" {

@@ -20,12 +20,13 @@ const (
 		"as rate(%s[5m]), is equal"
 	noOwnerReason = "podgauge has no owner (label %s) for faults, limits, modes and properties of a device: " +
 		"join nvidia_gpu_allocated by hand"
-	migNote = "translations without --mig are equal in clusters without partitioned GPUs"
+	noInfoReason = "the recorded series has no label %s: group by it in its rule"
+	migNote      = "translations without --mig are equal in clusters without partitioned GPUs"
 )
 
 // reading translates a term that reads a field.
 func (t *translator) reading(v *parser.VectorSelector, f field, u use) (parser.Expr, labelFlow) {
-	flow := flowOf(v, f)
+	flow := t.flowOf(v, f)
 	if f.note != "" {
 		t.note(f.note)
 	}
@@ -57,14 +58,20 @@ func (t *translator) reading(v *parser.VectorSelector, f field, u use) (parser.E
 }
 
 // flowOf returns what is known of the labels of a field's series.
-func flowOf(v *parser.VectorSelector, f field) labelFlow {
+func (t *translator) flowOf(v *parser.VectorSelector, f field) labelFlow {
 	onlyMIG := slices.ContainsFunc(v.LabelMatchers, selectsMIGDevices) // with owners of nvidia_gpu_allocated
-	return labelFlow{ofDCGM: true, variant: f.variant(), noOwner: f.kind == ofDevice && !onlyMIG}
+	flow := labelFlow{ofDCGM: true, variant: f.variant(), noOwner: f.kind == ofDevice && !onlyMIG}
+	for _, l := range labelsOfDCGM {
+		if l.isInfo && !slices.Contains(t.info, l.name) {
+			flow.noInfo = union(flow.noInfo, []string{l.name})
+		}
+	}
+	return flow
 }
 
 // term returns scale × sum ÷ per of a field's series.
 func (t *translator) term(v *parser.VectorSelector, f field, u use) string {
-	matchers, info := t.matchers(v, flowOf(v, f))
+	matchers, info := t.matchers(v, t.flowOf(v, f))
 	if u.anyGPU && (len(info) > 0 || slices.ContainsFunc(v.LabelMatchers, selectsMIGDevices)) {
 		t.fail(u.name + " by labels of nvidia_gpu_info: write it by hand")
 	}
@@ -183,21 +190,26 @@ func selectsSomeMIGDevices(m *labels.Matcher) bool {
 	return isMIGLabel(m.Name) && m.Value != "" && !selectsMIGDevices(m)
 }
 
-// matchers returns the matchers of a selector for the labels of podgauge's series, and those for nvidia_gpu_info.
+// matchers returns the matchers of a selector for the labels of podgauge's series, and those for nvidia_gpu_info. A
+// recorded series has the labels of both, and those of its rule.
 func (t *translator) matchers(v *parser.VectorSelector, flow labelFlow) (own, info []*labels.Matcher) {
 	ofExporter := t.readsPrefixedOwners(v)
+	_, isRecorded := t.records[v.Name]
 	for _, m := range v.LabelMatchers {
 		l := labelOf(m.Name)
 		isOwner := slices.Contains(ownerLabels, m.Name)
+		_, isOwn := flow.own[m.Name]
 		switch {
 		case m.Name == model.MetricNameLabel:
+		case isOwn:
+			own = append(own, m)
 		case l.reason != "":
 			t.fail(l.reason)
 		case selectsDCGMExporter(m), isOwner && (ofExporter || exporterPattern.MatchString(m.Value)):
 			t.note("left out the matcher " + m.String() + " of dcgm-exporter's scrape job")
-		case m.Name == "GPU_I_ID" && m.Value == "":
+		case m.Name == "GPU_I_ID" && m.Value == "" && !isRecorded:
 			own = append(own, labels.MustNewMatcher(m.Type, "mig_uuid", ""))
-		case l.isInfo:
+		case l.isInfo && !isRecorded:
 			info = append(info, renamedMatcher(m, l))
 		default:
 			t.requireLabels(flow, []string{m.Name})

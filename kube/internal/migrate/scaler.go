@@ -74,7 +74,7 @@ func (m *migration) adapterRule(rule *yaml.Node) {
 		t.outer = append(t.outer, k.Value)
 	}
 	selector, _ := t.labelSelector(v, "")
-	t.requireLabels(flowOf(v, fieldOf(v.Name)), t.outer)
+	t.requireLabels(t.flowOf(v, fieldOf(v.Name)), t.outer)
 	if len(t.reasons) > 0 {
 		m.finish(s, series.Value, "", t, hidden)
 		return

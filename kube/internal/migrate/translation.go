@@ -18,7 +18,8 @@ type migration struct {
 	// recording is set in the first pass, which finds the user's recorded series and changes nothing.
 	recording bool
 	records   map[string]labelFlow
-	served    map[string]struct{} // names of metrics of HPAs that rules of prometheus-adapter keep
+	known     map[string]labelFlow // records of the pass before
+	served    map[string]struct{}  // names of metrics of HPAs that rules of prometheus-adapter keep
 }
 
 // source is where a query was found.
@@ -103,7 +104,7 @@ func (m *migration) isRelevant(query string) bool {
 	if namePattern.MatchString(query) || exporterJobPattern.MatchString(query) {
 		return true
 	}
-	for name := range m.records {
+	for name := range m.known {
 		if strings.Contains(query, name) {
 			return true
 		}
@@ -112,7 +113,7 @@ func (m *migration) isRelevant(query string) bool {
 }
 
 func (m *migration) translator(hidden *macros, isGrafana bool) *translator {
-	t := &translator{records: m.records, mig: m.options.MIG, window: "5m"}
+	t := &translator{records: m.known, mig: m.options.MIG, window: "5m"}
 	if isGrafana {
 		t.window = hidden.add("$__rate_interval", durationPlaceholder)
 	}

@@ -57,6 +57,7 @@ type labelFlow struct {
 	variant []string            // labels of podgauge's series that DCGM's lack: clock="sm"
 	grouped []string            // labels of dcgm-exporter by which the query groups
 	noOwner bool                // podgauge's series have empty owner labels
+	noInfo  []string            // labels of nvidia_gpu_info that are not joined
 }
 
 func (f labelFlow) with(other labelFlow) labelFlow {
@@ -70,6 +71,7 @@ func (f labelFlow) with(other labelFlow) labelFlow {
 	maps.Copy(own, other.own)
 	f.own = own
 	f.variant = union(f.variant, other.variant)
+	f.noInfo = union(f.noInfo, other.noInfo)
 	f.grouped = union(f.grouped, other.grouped)
 	return f
 }
@@ -93,8 +95,13 @@ func (f labelFlow) rename(name string) string {
 // requireLabels fails if the result lacks a label that is read.
 func (t *translator) requireLabels(flow labelFlow, names []string) {
 	for _, name := range names {
-		if _, isOwn := flow.own[name]; flow.noOwner && !isOwn && slices.Contains(ownerLabels, labelOf(name).name) {
+		to := flow.rename(name)
+		if _, isOwn := flow.own[name]; isOwn {
+			continue
+		} else if flow.noOwner && slices.Contains(ownerLabels, to) {
 			t.fail(fmt.Sprintf(noOwnerReason, name))
+		} else if slices.Contains(flow.noInfo, to) {
+			t.fail(fmt.Sprintf(noInfoReason, name))
 		}
 	}
 }
