@@ -81,7 +81,8 @@ func printMigration(out io.Writer, r *Report) {
 		fmt.Fprintf(out, "note: %s\n", line(note))
 	}
 	fmt.Fprintf(out,
-		"%d queries of dcgm-exporter's series: %d translated, %d without translation; %d of other series\n", len(r.Queries), translated, len(r.Queries)-translated, r.Others)
+		"%d queries of dcgm-exporter's series: %d translated, %d without translation; %d of other series\n",
+		len(r.Queries), translated, len(r.Queries)-translated, r.Others)
 }
 
 // line returns a text in one line.

@@ -102,7 +102,9 @@ groups:
       - record: d:x
         expr: sum by (GPU_I_ID) (DCGM_FI_DEV_FB_USED)
       - alert: X
-        expr: b:x{Hostname="a"} + c:x{Hostname="a"} + d:x{GPU_I_ID=""} > 1
+        expr: b:x{Hostname="a"} > 1 or d:x{GPU_I_ID=""} > 1
+      - alert: "Y"
+        expr: c:x{Hostname="a"} > 1
 `, `groups:
   - rules:
       - record: b:x
@@ -114,7 +116,9 @@ groups:
       - record: d:x
         expr: sum by (gi) ((nvidia_gpu_memory_used_bytes unless on (node, uuid, mig_uuid) nvidia_gpu_mig_enabled{when="now"} == 1) * on (node, uuid, mig_uuid) group_left (gi) nvidia_gpu_info / 1048576)
       - alert: X
-        expr: b:x{node="a"} + c:x{Hostname="a"} + d:x{gi=""} > 1
+        expr: b:x{node="a"} > 1 or d:x{gi=""} > 1
+      - alert: "Y"
+        expr: c:x{Hostname="a"} > 1
 `},
 		"objects": {"c.yaml", `apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule

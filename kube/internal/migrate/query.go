@@ -3,6 +3,7 @@ package migrate
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -328,8 +329,16 @@ func (t *translator) binary(b *parser.BinaryExpr) (parser.Expr, labelFlow) {
 func (t *translator) matching(b *parser.BinaryExpr, left, right labelFlow) (*parser.VectorMatching, bool) {
 	m := *b.VectorMatching
 	flow := left.with(right)
-	include := m.Include
-	m.MatchingLabels, m.Include = renamed(m.MatchingLabels, flow), renamed(m.Include, flow)
+	names := m.MatchingLabels
+	if !m.On {
+		names = slices.Sorted(maps.Keys(flow.own))
+	}
+	for _, name := range names {
+		if left.ofDCGM && right.ofDCGM && left.rename(name) != right.rename(name) {
+			t.fail("matches the label " + name + " by which one side replaces dcgm-exporter's")
+		}
+	}
+	m.MatchingLabels = renamed(m.MatchingLabels, flow)
 	if m.On {
 		t.requireLabels(left, b.VectorMatching.MatchingLabels)
 		t.requireLabels(right, b.VectorMatching.MatchingLabels)
@@ -350,10 +359,12 @@ func (t *translator) matching(b *parser.BinaryExpr, left, right labelFlow) (*par
 	}
 	switch m.Card {
 	case parser.CardManyToOne:
-		t.requireLabels(right, include)
+		t.requireLabels(right, m.Include)
+		m.Include = renamed(m.Include, right)
 		return &m, left.noOwner
 	case parser.CardOneToMany:
-		t.requireLabels(left, include)
+		t.requireLabels(left, m.Include)
+		m.Include = renamed(m.Include, left)
 		return &m, right.noOwner
 	case parser.CardManyToMany:
 		return &m, left.noOwner || b.Op == parser.LOR && right.noOwner

@@ -77,10 +77,11 @@ func TestQueries(t *testing.T) {
 			`label_replace(nvidia_gpu_utilization_ratio * 100, "exported_pod", "$1", "pod", "(.*)")`,
 		`label_replace(DCGM_FI_DEV_GPU_TEMP, "pod", "$1", "exported_pod", "(.*)") * on (pod) group_left () kube_pod_info`: `nvidia_gpu_temperature_celsius{sensor="gpu"} ` +
 			`* on (pod) group_left () kube_pod_info`,
-		`label_join(DCGM_FI_DEV_GPU_TEMP, "device", "/", "Hostname", "gpu")`:     `label_join(nvidia_gpu_temperature_celsius{sensor="gpu"}, "device", "/", "node", "gpu")`,
-		`label_replace(DCGM_FI_DEV_GPU_TEMP, "n", "$1", "device", "nvidia(.*)")`: `! compares or changes values of the label device, and label device (nvidia0) is minor (0)`,
-		`node_x * on (pci_bus_id) DCGM_FI_DEV_GPU_TEMP`:                          `! compares or changes values of the label pci_bus_id, and values of pci_bus_id are 0000:1a:00.0, not 00000000:1A:00.0`,
-		`sum by (hpc_job) (DCGM_FI_DEV_GPU_UTIL)`:                                `! hpc_job is on nvidia_gpu_allocation_info, which has a series for each job: join it by hand`,
+		`label_join(DCGM_FI_DEV_GPU_TEMP, "device", "/", "Hostname", "gpu")`:                              `label_join(nvidia_gpu_temperature_celsius{sensor="gpu"}, "device", "/", "node", "gpu")`,
+		`label_replace(DCGM_FI_DEV_GPU_TEMP, "n", "$1", "device", "nvidia(.*)")`:                          `! compares or changes values of the label device, and label device (nvidia0) is minor (0)`,
+		`node_x * on (pci_bus_id) DCGM_FI_DEV_GPU_TEMP`:                                                   `! compares or changes values of the label pci_bus_id, and values of pci_bus_id are 0000:1a:00.0, not 00000000:1A:00.0`,
+		`label_replace(DCGM_FI_DEV_FB_USED, "Hostname", "a", "", "") / on (Hostname) DCGM_FI_DEV_FB_FREE`: `! matches the label Hostname by which one side replaces dcgm-exporter's`,
+		`sum by (hpc_job) (DCGM_FI_DEV_GPU_UTIL)`:                                                         `! hpc_job is on nvidia_gpu_allocation_info, which has a series for each job: join it by hand`,
 		// families without owners
 		`DCGM_FI_DEV_POWER_USAGE / DCGM_FI_DEV_POWER_MGMT_LIMIT`: `nvidia_gpu_power_watts / ignoring (container, namespace, pod, type) group_left () nvidia_gpu_power_limit_watts{type="requested"}`,
 		`DCGM_FI_DEV_MAX_SM_CLOCK - DCGM_FI_DEV_SM_CLOCK`: `(nvidia_gpu_clock_max_hertz{clock="sm"} / 1000000) - ignoring (container, namespace, pod) group_right () ` +
