@@ -130,7 +130,7 @@ func keepsLabels(e parser.Expr) bool {
 	case *parser.VectorSelector, *parser.MatrixSelector:
 		return true
 	case *parser.AggregateExpr:
-		return (e.Op == parser.TOPK || e.Op == parser.BOTTOMK) && keepsLabels(e.Expr)
+		return selectsSeries(e) && keepsLabels(e.Expr)
 	case *parser.Call:
 		return !strings.HasPrefix(e.Func.Name, "absent") && slices.ContainsFunc(e.Args, keepsLabels)
 	case *parser.BinaryExpr:
@@ -144,6 +144,11 @@ func keepsLabels(e parser.Expr) bool {
 	default:
 		return false
 	}
+}
+
+// selectsSeries reports whether the result of an aggregation is some of its series.
+func selectsSeries(a *parser.AggregateExpr) bool {
+	return slices.Contains([]parser.ItemType{parser.TOPK, parser.BOTTOMK, parser.LIMITK, parser.LIMIT_RATIO}, a.Op)
 }
 
 // rewrite returns the translation of an expression, in parentheses if it is no longer a single term.
@@ -265,7 +270,7 @@ func (t *translator) aggregation(a *parser.AggregateExpr) (parser.Expr, labelFlo
 	if len(out.Grouping) == len(a.Grouping) && !a.Without {
 		out.Grouping = renamed(a.Grouping, flow) // in the order of the query
 	}
-	if out.Op != parser.TOPK && out.Op != parser.BOTTOMK {
+	if !selectsSeries(a) {
 		flow.variant = nil
 		flow.grouped = nil
 		if !a.Without {

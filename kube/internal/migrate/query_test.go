@@ -92,6 +92,7 @@ func TestQueries(t *testing.T) {
 		`increase(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{exported_namespace="team"}[5m])`:    noOwner + `exported_namespace` + ofDevice,
 		`sum by (exported_pod) (DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS)`:           noOwner + `exported_pod` + ofDevice,
 		`kube_pod_info * on (pod) group_right () DCGM_FI_DEV_ROW_REMAP_PENDING`:     noOwner + `pod` + ofDevice,
+		`sum by (pod) (limitk(3, DCGM_FI_DEV_ROW_REMAP_PENDING))`:                   noOwner + `pod` + ofDevice,
 		`up * on (gpu) group_left (pod) DCGM_FI_DEV_ROW_REMAP_PENDING`:              noOwner + `pod` + ofDevice,
 		`label_replace(DCGM_FI_DEV_ROW_REMAP_PENDING, "a", "$1", "pod_name", ".*")`: noOwner + `pod_name` + ofDevice,
 		// GPU instances

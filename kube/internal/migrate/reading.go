@@ -199,6 +199,9 @@ func (t *translator) matchers(v *parser.VectorSelector, flow labelFlow) (own, in
 		l := labelOf(m.Name)
 		isOwner := slices.Contains(ownerLabels, m.Name)
 		_, isOwn := flow.own[m.Name]
+		if l.value != nil && !isOwn && hasVariable(m.Value) {
+			t.note(l.note)
+		}
 		switch {
 		case m.Name == model.MetricNameLabel:
 		case isOwn:
