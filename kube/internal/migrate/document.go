@@ -16,7 +16,8 @@ import (
 // Line and Column, begin and end in bytes.
 type document struct {
 	root   *yaml.Node
-	source []byte // of JSON; nil: YAML
+	whole  *yaml.Node // the root with the comments around it; of YAML
+	source []byte     // of JSON; nil: YAML
 }
 
 // parseDocuments parses a JSON document or a stream of YAML documents.
@@ -28,7 +29,7 @@ func parseDocuments(data []byte) ([]document, error) {
 		if err != nil {
 			return nil, err
 		}
-		return []document{{root, data}}, nil
+		return []document{{root: root, source: data}}, nil
 	}
 	var all []document
 	for d := yaml.NewDecoder(bytes.NewReader(data)); ; {
@@ -39,7 +40,7 @@ func parseDocuments(data []byte) ([]document, error) {
 		case err != nil:
 			return nil, fmt.Errorf("parse YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))
 		default:
-			all = append(all, document{root: root.Content[0]})
+			all = append(all, document{root: root.Content[0], whole: &root})
 		}
 	}
 }
@@ -105,7 +106,7 @@ func documentText(all []document) ([]byte, error) {
 	e := yaml.NewEncoder(&out)
 	e.SetIndent(2)
 	for _, d := range all {
-		if err := e.Encode(d.root); err != nil {
+		if err := e.Encode(d.whole); err != nil {
 			return nil, fmt.Errorf("write YAML: %w", err)
 		}
 	}

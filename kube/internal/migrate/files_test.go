@@ -120,6 +120,33 @@ groups:
       - alert: "Y"
         expr: c:x{Hostname="a"} > 1
 `},
+		"rendered by Helm": {"b.yaml", `# License
+
+# Source: rules.yaml
+groups:
+  - rules:
+      - alert: Hot
+        expr: DCGM_FI_DEV_GPU_TEMP > 85
+# end of the rules
+---
+# Source: account.yaml
+kind: ServiceAccount
+---
+`, `# License
+
+# Source: rules.yaml
+groups:
+  - rules:
+      - alert: Hot
+        expr: nvidia_gpu_temperature_celsius{sensor="gpu"} > 85
+
+# end of the rules
+---
+# Source: account.yaml
+kind: ServiceAccount
+---
+
+`},
 		"objects": {"c.yaml", `apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 spec:
@@ -219,7 +246,14 @@ func TestErrors(t *testing.T) {
 			map[string]string{"b.yaml": "{{ if .x }}\ngroups: []\n"},
 			[]string{"b.yaml: parse YAML: line 1: did not find expected <document start>"},
 		},
-		"other kind":  {map[string]string{"b.yaml": "kind: Pod\n"}, []string{"b.yaml: no dashboard, rules, ScaledObject, HorizontalPodAutoscaler or configuration of prometheus-adapter"}},
+		"other kinds": {
+			map[string]string{"b.yaml": "kind: Pod\n---\nkind: List\nitems:\n- kind: X\n  query: DCGM_FI_DEV_GPU_TEMP\n"},
+			[]string{"b.yaml: line 5: no dashboard, rules, ScaledObject, HorizontalPodAutoscaler or configuration of prometheus-adapter"},
+		},
+		"dashboard v2": {
+			map[string]string{"a.json": `{"spec": {"elements": {"p": {"spec": {"expr": "DCGM_FI_DEV_GPU_TEMP"}}}}}`},
+			[]string{"a.json: line 1: dashboard of schema v2 (elements): export it in the classic model"},
+		},
 		"empty":       {map[string]string{"b.yaml": ""}, nil},
 		"wrong types": {map[string]string{"b.yaml": "groups: {rules: 5}\n", "a.json": `{"panels": [1, {"targets": {"expr": []}}], "templating": {"list": 3}}`}, nil},
 		"alias":       {map[string]string{"b.yaml": "groups: &a\n  - rules: *a\n"}, nil},

@@ -57,56 +57,65 @@ func Files(files []*File, o Options) *Report {
 func (m *migration) documents(name string, all []document) bool {
 	m.file, m.changed = name, false
 	for _, d := range all {
-		if !m.object(d.root) && !m.recording {
-			m.report.Errors = append(m.report.Errors, name+": no dashboard, rules, ScaledObject, "+
-				"HorizontalPodAutoscaler or configuration of prometheus-adapter")
-		}
+		m.object(d.root, name)
 	}
 	return m.changed
 }
 
-// object translates an object, and reports whether it is of a known kind.
-func (m *migration) object(n *yaml.Node) bool {
+// object translates an object of a file or of a part of it. An object of an unknown kind is an error if it names DCGM.
+func (m *migration) object(n *yaml.Node, file string) {
 	switch valueOf(n, "kind") {
 	case "List":
 		for _, item := range items(get(n, "items")) {
-			m.object(item)
+			m.object(item, file)
 		}
-		return true
+		return
 	case "ConfigMap":
 		for key, value := range members(get(n, "data")) {
 			m.embedded(key.Value, value)
 		}
-		return true
+		return
 	case "GrafanaDashboard":
 		m.embedded("json", get(n, "spec", "json"))
-		return true
+		return
 	case "ScaledObject", "ScaledJob":
 		m.scaledObject(n)
-		return true
+		return
 	case "HorizontalPodAutoscaler":
 		m.autoscaler(n)
-		return true
+		return
 	}
 	for _, root := range []*yaml.Node{n, get(n, "spec")} {
 		switch {
 		case get(root, "groups") != nil:
 			m.rules(get(root, "groups"))
-			return true
+			return
 		case get(root, "rules") != nil || get(root, "externalRules") != nil:
 			m.adapter(root)
-			return true
+			return
 		}
 	}
 	for _, root := range []*yaml.Node{n, get(n, "dashboard"), get(n, "spec")} {
-		for _, key := range []string{"panels", "rows", "elements", "templating"} {
+		for _, key := range []string{"panels", "rows", "templating"} {
 			if get(root, key) != nil {
 				m.dashboard(root)
-				return true
+				return
 			}
 		}
 	}
-	return false
+	reason := "no dashboard, rules, ScaledObject, HorizontalPodAutoscaler or configuration of prometheus-adapter"
+	if get(n, "elements") != nil || get(n, "spec", "elements") != nil {
+		reason = "dashboard of schema v2 (elements): export it in the classic model"
+	}
+	if namesDCGM(n) && !m.recording {
+		m.report.Errors = append(m.report.Errors, fmt.Sprintf("%s: line %d: %s", file, max(n.Line, 1), reason))
+	}
+}
+
+// namesDCGM reports whether a text in an object has the name of a field.
+func namesDCGM(n *yaml.Node) (found bool) {
+	eachScalar(n, func(n *yaml.Node) { found = found || namePattern.MatchString(n.Value) })
+	return found
 }
 
 // embedded translates a file in a string.
@@ -122,7 +131,7 @@ func (m *migration) embedded(name string, n *yaml.Node) {
 	changed := m.changed
 	m.changed = false
 	for _, d := range all {
-		m.object(d.root)
+		m.object(d.root, m.file+": "+name)
 	}
 	if m.changed {
 		if out, err := documentText(all); err == nil {
