@@ -120,6 +120,72 @@ groups:
       - alert: "Y"
         expr: c:x{Hostname="a"} > 1
 `},
+		"rules of Grafana": {"b.yaml", `groups:
+  - rules:
+      - title: Hot
+        data:
+          - refId: A
+            model: {expr: DCGM_FI_DEV_GPU_TEMP, legendFormat: "{{gpu}}"}
+          - refId: B
+            model: {type: threshold, expression: A}
+        annotations: {summary: "{{ $labels.Hostname }} {{ $labels.modelName }}"}
+---
+kind: GrafanaAlertRuleGroup
+spec:
+  rules:
+    - title: Busy
+      data:
+        - model: {expr: DCGM_FI_DEV_GPU_UTIL}
+      labels: {node: "{{ $values.A.Labels.Hostname }}"}
+`, `groups:
+  - rules:
+      - title: Hot
+        data:
+          - refId: A
+            model: {expr: 'nvidia_gpu_temperature_celsius{sensor="gpu"} * on (node, uuid, mig_uuid) group_left (model) nvidia_gpu_info', legendFormat: "{{gpu}}"}
+          - refId: B
+            model: {type: threshold, expression: A}
+        annotations: {summary: "{{ $labels.node }} {{ $labels.model }}"}
+---
+kind: GrafanaAlertRuleGroup
+spec:
+  rules:
+    - title: Busy
+      data:
+        - model: {expr: nvidia_gpu_utilization_ratio * 100}
+      labels: {node: "{{ $values.A.Labels.node }}"}
+`},
+		"prometheus-adapter": {"b.yaml", `rules:
+  - seriesQuery: DCGM_FI_DEV_GPU_UTIL{exported_pod!="",modelName=~"A.*"}
+    resources: {template: exported_<<.Resource>>}
+    name: {matches: "^DCGM_FI_DEV_(.*)$", as: "gpu_${1}"}
+    metricsQuery: avg(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)
+  - seriesQuery: DCGM_FI_DEV_FB_USED
+    resources: {template: "<<.Resource>>"}
+    name: {matches: "^DCGM_(FI_.*)$"}
+    metricsQuery: max(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)
+  - seriesQuery: DCGM_FI_DEV_POWER_USAGE
+    name: {as: power}
+    metricsQuery: max(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)
+  - seriesQuery: requests_total
+    metricsQuery: rate(<<.Series>>{<<.LabelMatchers>>}[5m])
+`, `rules:
+  - seriesQuery: nvidia_gpu_utilization_ratio{pod!=""}
+    resources: {template: <<.Resource>>}
+    name:
+      as: gpu_GPU_UTIL
+    metricsQuery: avg by (<<.GroupBy>>) (nvidia_gpu_utilization_ratio{<<.LabelMatchers>>} * 100)
+  - seriesQuery: nvidia_gpu_memory_used_bytes
+    resources: {template: "<<.Resource>>"}
+    name:
+      as: FI_DEV_FB_USED
+    metricsQuery: max by (<<.GroupBy>>) (nvidia_gpu_memory_used_bytes{<<.LabelMatchers>>} / 1048576)
+  - seriesQuery: nvidia_gpu_power_watts
+    name: {as: power}
+    metricsQuery: max by (<<.GroupBy>>) (nvidia_gpu_power_watts{<<.LabelMatchers>>})
+  - seriesQuery: requests_total
+    metricsQuery: rate(<<.Series>>{<<.LabelMatchers>>}[5m])
+`},
 		"rendered by Helm": {"b.yaml", `# License
 
 # Source: rules.yaml
@@ -279,6 +345,28 @@ func TestErrors(t *testing.T) {
 			[]string{
 				`b.yaml: rule of prometheus-adapter DCGM_FI_DEV_FB_USED{hpc_job=""}: hpc_job is on nvidia_gpu_allocation_info, which has a series for each job: join it by hand`,
 				"b.yaml: rule of prometheus-adapter DCGM_FI_DEV_ROW_REMAP_PENDING: podgauge has no owner (label pod) for faults, limits, modes and properties of a device: join nvidia_gpu_allocated by hand",
+			},
+		},
+		"owners and labels of nvidia_gpu_info": {
+			map[string]string{"a.json": `{"templating": {"list": [{"type": "query", "name": "m", "query": "label_values(DCGM_FI_DEV_GPU_UTIL{exported_namespace=~\"$n\"}, modelName)"}]}}`},
+			[]string{"a.json: $m: podgauge has no owner (label namespace) for faults, limits, modes and properties of a device: join nvidia_gpu_allocated by hand"},
+		},
+		"rules in JSON": {
+			map[string]string{"a.json": `{"rules": [{"seriesQuery": "DCGM_FI_DEV_FB_USED", "metricsQuery": "<<.Series>>"}]}`},
+			[]string{"a.json: rule of prometheus-adapter DCGM_FI_DEV_FB_USED: a rule in JSON gets no new key name: write it as YAML"},
+		},
+		"rules of prometheus-adapter": {
+			map[string]string{"b.yaml": "rules:\n- {seriesQuery: DCGM_FI_DEV_FB_USED, metricsQuery: <<.Series>>, seriesFilters: [{is: ^DCGM_}]}\n" +
+				"- {seriesQuery: DCGM_FI_DEV_FB_FREE, metricsQuery: <<.Series>>, name: {matches: (}}\n" +
+				"- {seriesQuery: DCGM_FI_DEV_FB_TOTAL, metricsQuery: <<.Series>>, name: {matches: ^DCGM_FI_PROF}}\n" +
+				"- {seriesQuery: 'DCGM_FI_DEV_GPU_UTIL{hpc_job!=\"\"}', metricsQuery: DCGM_FI_DEV_GPU_TEMP}\n" +
+				"- {seriesQuery: kube_pod_info, metricsQuery: DCGM_FI_DEV_GPU_TEMP}\n"},
+			[]string{
+				"b.yaml: rule of prometheus-adapter DCGM_FI_DEV_FB_USED: seriesFilters select names of dcgm-exporter: remove them",
+				"b.yaml: rule of prometheus-adapter DCGM_FI_DEV_FB_FREE: name.matches is not a valid expression: error parsing regexp: missing closing ): `(`",
+				"b.yaml: rule of prometheus-adapter DCGM_FI_DEV_FB_TOTAL: the rule gives its metric no name",
+				`b.yaml: rule of prometheus-adapter DCGM_FI_DEV_GPU_UTIL{hpc_job!=""}: hpc_job is on nvidia_gpu_allocation_info, which has a series for each job: join it by hand`,
+				"b.yaml: rule of prometheus-adapter kube_pod_info: seriesQuery selects a series of another exporter: translate the rule by hand",
 			},
 		},
 		"HPA without a rule": {

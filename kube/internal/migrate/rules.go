@@ -19,11 +19,20 @@ func (m *migration) rule(rule *yaml.Node) {
 	expr := get(rule, "expr")
 	record := valueOf(rule, "record")
 	name := cmp.Or(valueOf(rule, "alert"), record, valueOf(rule, "title"))
+	templates := []*yaml.Node{get(rule, "labels"), get(rule, "annotations")}
 	if expr == nil { // of Grafana
-		m.walk(rule, name)
+		var all labelFlow
+		for _, query := range items(get(rule, "data")) {
+			model := get(query, "model")
+			if expr := get(model, "expr"); expr != nil && expr.Kind == yaml.ScalarNode {
+				if flow, ok := m.target(model, expr, name, labelsIn(templates)...); ok {
+					all = all.with(flow)
+				}
+			}
+		}
+		m.renameLabels(templates, all)
 		return
 	}
-	templates := []*yaml.Node{get(rule, "labels"), get(rule, "annotations")}
 	flow, ok := m.translate(source{place: name, labelNames: labelsIn(templates)}, expr)
 	if !ok {
 		return

@@ -1,7 +1,9 @@
 package migrate
 
 import (
+	"cmp"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/prometheus/prometheus/promql/parser"
@@ -47,14 +49,18 @@ const (
 func (m *migration) adapter(n *yaml.Node) {
 	for _, key := range []string{"rules", "externalRules"} {
 		for _, rule := range items(get(n, key)) {
-			m.adapterRule(rule)
+			if get(rule, "seriesQuery") == nil { // of a Grafana operator's GrafanaAlertRuleGroup
+				m.rule(rule)
+			} else {
+				m.adapterRule(rule)
+			}
 		}
 	}
 }
 
 func (m *migration) adapterRule(rule *yaml.Node) {
 	series, query := get(rule, "seriesQuery"), get(rule, "metricsQuery")
-	if series == nil || query == nil || !namePattern.MatchString(series.Value) {
+	if query == nil || !m.isRelevant(series.Value) && !m.isRelevant(query.Value) {
 		m.report.Others++
 		return
 	}
@@ -70,11 +76,19 @@ func (m *migration) adapterRule(rule *yaml.Node) {
 		return
 	}
 	t := m.translator(hidden, false)
+	if !t.isDCGM(v) {
+		m.add(s, series.Value, "", "seriesQuery selects a series of another exporter: translate the rule by hand")
+		return
+	}
 	for k := range members(get(rule, "resources", "overrides")) {
 		t.outer = append(t.outer, k.Value)
 	}
 	selector, _ := t.labelSelector(v, "")
 	t.requireLabels(t.flowOf(v, fieldOf(v.Name)), t.outer)
+	name := t.metricName(rule, v.Name)
+	if rule.Line == 0 {
+		t.fail("a rule in JSON gets no new key name: write it as YAML")
+	}
 	if len(t.reasons) > 0 {
 		m.finish(s, series.Value, "", t, hidden)
 		return
@@ -88,27 +102,55 @@ func (m *migration) adapterRule(rule *yaml.Node) {
 	if !ok {
 		return
 	}
+	m.report.Notes = union(m.report.Notes, t.notes)
 	m.set(series, hidden.restore(selector))
 	m.set(query, back.Replace(out))
 	for k := range members(get(rule, "resources", "overrides")) {
 		m.set(k, flow.rename(k.Value))
 	}
-	m.keepName(rule, v.Name)
-}
-
-// keepName gives a rule the name under which autoscalers know its metric.
-func (m *migration) keepName(rule *yaml.Node, name string) {
-	if as := valueOf(rule, "name", "as"); as != "" {
-		m.served[as] = struct{}{}
-		return
+	if template := get(rule, "resources", "template"); template != nil {
+		if flow.rename(strings.ReplaceAll(template.Value, "<<.Resource>>", "pod")) == "pod" {
+			m.set(template, "<<.Resource>>")
+		}
 	}
 	m.served[name] = struct{}{}
-	if m.recording {
-		return
+	m.setName(rule, name)
+}
+
+// metricName returns the name that a rule gives its metric:
+// https://github.com/kubernetes-sigs/prometheus-adapter/blob/master/pkg/naming/metric_namer.go
+func (t *translator) metricName(rule *yaml.Node, series string) string {
+	if get(rule, "seriesFilters") != nil {
+		t.fail("seriesFilters select names of dcgm-exporter: remove them")
 	}
+	as := valueOf(rule, "name", "as")
+	pattern, err := regexp.Compile(cmp.Or(valueOf(rule, "name", "matches"), ".*"))
+	if err != nil {
+		t.fail("name.matches is not a valid expression: " + err.Error())
+		return ""
+	}
+	found := pattern.FindStringSubmatchIndex(series)
+	if found == nil || as == "" && pattern.NumSubexp() > 1 {
+		t.fail("the rule gives its metric no name")
+		return ""
+	}
+	if as == "" {
+		as = fmt.Sprintf("$%d", pattern.NumSubexp())
+	}
+	return string(pattern.ExpandString(nil, as, series, found))
+}
+
+// setName gives a rule the name under which autoscalers know its metric.
+func (m *migration) setName(rule *yaml.Node, name string) {
 	var node yaml.Node
 	if err := node.Encode(map[string]string{"as": name}); err != nil {
 		panic(fmt.Sprintf("encode a map: %v", err))
 	}
-	rule.Content = append(rule.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: "name"}, &node)
+	switch old := get(rule, "name"); {
+	case m.recording:
+	case old == nil:
+		rule.Content = append(rule.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: "name"}, &node)
+	case valueOf(old, "as") != name || get(old, "matches") != nil:
+		*old = node
+	}
 }
