@@ -64,29 +64,30 @@ func Defaults(generations ...Generation) (c Counters) {
 	return c
 }
 
-// Find returns the field with a name of either generation, or an alias, and its generation. It returns nil for
-// names that are not in the table.
+// Find returns the field with a name of either generation, or an alias, and its generation. A name of both has the
+// first. It returns nil for names that are not in the table.
 func Find(name string) (*Field, Generation) {
+	n := byName[name]
+	return n.field, n.generation
+}
+
+type named struct {
+	field      *Field
+	generation Generation
+}
+
+var byName = func() map[string]named {
+	names := map[string]named{}
 	for i := range Fields {
 		f := &Fields[i]
-		switch name {
-		case "":
-		case f.Names[V49].Name:
-			if f.Names[V48].Name != name {
-				return f, V49
-			}
-			return f, V48
-		case f.Names[V48].Name:
-			return f, V48
+		names[f.Names[V49].Name] = named{f, V49}
+		for _, name := range append(f.Aliases, f.Names[V48].Name) {
+			names[name] = named{f, V48}
 		}
 	}
-	for i := range Fields {
-		if f := &Fields[i]; slices.Contains(f.Aliases, name) {
-			return f, V48
-		}
-	}
-	return nil, V48
-}
+	delete(names, "") // of fields without a known name
+	return names
+}()
 
 // ReasonFor returns why podgauge lacks a name that is not in the table.
 func ReasonFor(name string) string {
@@ -95,7 +96,7 @@ func ReasonFor(name string) string {
 			return p.reason
 		}
 	}
-	return "not a field of DCGM that podgauge knows"
+	return "not in podgauge's table of DCGM's fields"
 }
 
 var familyName = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)

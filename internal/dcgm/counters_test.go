@@ -34,7 +34,7 @@ func TestParse(t *testing.T) {
 		"DCGM_FI_DEV_NVML_INDEX,gauge,Index.": {help: "Index."},
 		"DCGM_FI_DEV_BRAND,label,x":           {unserved: "podgauge does not read it"},
 		"DCGM_FI_DEV_NVSWITCH_TEMP,gauge,x":   {unserved: "field of an NVSwitch"},
-		"some_other_field,gauge,x":            {unserved: "not a field of DCGM that podgauge knows"},
+		"some_other_field,gauge,x":            {unserved: "not in podgauge's table of DCGM's fields"},
 	} {
 		c := dcgm.Parse("file", line)
 		var got struct{ err, unserved, help string }

@@ -14,10 +14,9 @@ const (
 
 // Reasons of missing fields.
 const (
-	notRead     = "podgauge does not read it"
-	profiling   = "needs DCGM's profiling module"
-	oneLinkOnly = "podgauge has it over all links only"
-	joinInfo    = "a number in DCGM; the text is a label of nvidia_gpu_info: "
+	notRead  = "podgauge does not read it"
+	allLinks = "podgauge has it over all links only: use nvidia_gpu_nvlink_errors_total"
+	joinInfo = "a number in DCGM; the text is a label of nvidia_gpu_info: "
 )
 
 // missingPrefixes are the reasons for names that are not in Fields.
@@ -26,12 +25,14 @@ var missingPrefixes = []struct{ prefix, reason string }{
 	{"DCGM_EXP_XID_ERRORS_", "counts in a window; use increase of nvidia_gpu_xid_errors_total"},
 	{"DCGM_EXP_GPU_HEALTH_STATUS", "DCGM's health watches; use nvidia_gpu_health_state"},
 	{"DCGM_EXP_", "family of dcgm-exporter itself"},
-	{"DCGM_FI_PROF_", profiling},
+	{"DCGM_FI_PROF_", notRead},
 	{"DCGM_FI_DEV_NVSWITCH_", "field of an NVSwitch"},
+	{"DCGM_FI_DEV_CPU_AFFINITY_", notRead},
 	{"DCGM_FI_DEV_CPU_", "field of a CPU"},
 	{"DCGM_FI_DEV_CONNECTX_", "field of a network adapter"},
 	{"DCGM_FI_DEV_VGPU_", "field of a vGPU"},
 	{"DCGM_FI_DEV_DIAG_", "result of DCGM's diagnostics"},
+	{"DCGM_FI_DEV_FABRIC_", notRead},
 	{"DCGM_FI_DEV_PWR_SMOOTHING_", notRead},
 	{"DCGM_FI_DEV_NVLINK_COUNT_FEC_HISTORY_", notRead},
 	{"DCGM_FI_IMEX_", "state of the IMEX daemon"},
@@ -91,7 +92,8 @@ var performance = []Field{
 	missing(111, "DCGM_FI_DEV_APP_MEM_CLOCK", "", notRead).rebased(1607, "DCGM_FI_DEV_MEMORY_APP_CLOCK_HERTZ", 0),
 	enum(112, "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "nvidia_gpu_throttle_active", "reason", map[string]float64{
 		"applications_clocks": 0x2, "sw_power_cap": 0x4, "hw_slowdown": 0x8, "sync_boost": 0x10, "sw_thermal": 0x20,
-		"hw_thermal": 0x40, "hw_power_brake": 0x80, "display_clock": 0x100,
+		"hw_thermal": 0x40, "hw_power_brake": 0x80, "display_clock": 0x100, "board_limit": 0x200,
+		"reliability": 0x400,
 	}).alias("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS").noted("without bit 0x1, of an idle GPU"),
 	gauge(113, "DCGM_FI_DEV_MAX_SM_CLOCK", 1e-6, `nvidia_gpu_clock_max_hertz{clock="sm"}`).
 		rebased(1608, "DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ", 1),
@@ -112,7 +114,8 @@ var performance = []Field{
 	gauge(153, "DCGM_FI_DEV_GPU_TEMP_LIMIT", 1, "nvidia_gpu_temperature_margin_celsius").
 		renamed("DCGM_FI_DEV_GPU_TEMP_MARGIN_CELSIUS"),
 	gauge(155, "DCGM_FI_DEV_POWER_USAGE", 1, "nvidia_gpu_power_watts").
-		renamed("DCGM_FI_DEV_BOARD_POWER_WATTS").alias("dcgm_power_usage").byDefault("Power draw (in W).", ""),
+		renamed("DCGM_FI_DEV_BOARD_POWER_WATTS").alias("dcgm_power_usage").byDefault("Power draw (in W).", "").
+		noted("instantaneous; DCGM has the mean of 1 s on Ampere and newer, except A100"),
 	counter(156, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1000, "nvidia_gpu_energy_joules_total").
 		rebased(1611, "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 1).alias("dcgm_total_energy_consumption").
 		byDefault("Total energy consumption since boot (in mJ).", "Total energy consumption since boot (in J)."),
@@ -292,6 +295,8 @@ func remapBanks(number int, name, availability string) Field {
 const (
 	transmitted = "nvidia_gpu_nvlink_transmit_bytes_total"
 	received    = "nvidia_gpu_nvlink_receive_bytes_total"
+	onlyHopper  = "Hopper only"
+	payload     = "without headers up to Hopper; DCGM counts them"
 )
 
 var links = slices.Concat([]Field{
@@ -365,11 +370,6 @@ func recoveries(result string) string {
 	return `nvidia_gpu_nvlink_recoveries_total{result="` + result + `"}`
 }
 
-func (f Field) gaugeSince49() Field {
-	f.Names[V49].Type = Gauge
-	return f
-}
-
 // dcgmLinks is the number of links with fields of their own.
 const dcgmLinks = 18
 
@@ -394,13 +394,13 @@ func linkFields() (fields []Field) {
 		errors := "nvidia_gpu_nvlink_link_errors_total" + of + `,type="`
 		fields = append(fields,
 			missing(number(400, 451, 406, 481, link), "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L"+n,
-				"DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_L"+n+"_TOTAL", oneLinkOnly),
+				"DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_L"+n+"_TOTAL", allLinks),
 			missing(number(410, 457, 416, 484, link), "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_L"+n,
-				"DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_L"+n+"_TOTAL", oneLinkOnly),
+				"DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_L"+n+"_TOTAL", allLinks),
 			counter(number(420, 463, 426, 487, link), "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L"+n, 1,
-				errors+`replay"}`).renamed("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_L"+n+"_TOTAL"),
+				errors+`replay"}`).renamed("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_L"+n+"_TOTAL").noted(onlyHopper),
 			counter(number(430, 469, 436, 491, link), "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_L"+n, 1,
-				errors+`recovery"}`).renamed("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_L"+n+"_TOTAL"),
+				errors+`recovery"}`).renamed("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_L"+n+"_TOTAL").noted(onlyHopper),
 			gauge(number(440, 475, 446, 494, link), "DCGM_FI_DEV_NVLINK_BANDWIDTH_L"+n, dcgmMegabytes, sent, got).
 				rate().rebased(1630+link, "DCGM_FI_DEV_NVLINK_THROUGHPUT_L"+n+"_BYTES_PER_SECOND", 1).
 				alias("DCGM_FI_DEV_NVLINK_THROUGHPUT_L"+n),
@@ -408,8 +408,8 @@ func linkFields() (fields []Field) {
 				renamed("DCGM_FI_DEV_NVLINK_TX_THROUGHPUT_L"+n),
 			gauge(879+link, "DCGM_FI_DEV_NVLINK_RX_BANDWIDTH_L"+n, dcgmMegabytes, got).rate().
 				renamed("DCGM_FI_DEV_NVLINK_RX_THROUGHPUT_L"+n),
-			gauge(1040+2*link, "DCGM_FI_PROF_NVLINK_L"+n+"_TX_BYTES", 1, sent).rate(),
-			gauge(1041+2*link, "DCGM_FI_PROF_NVLINK_L"+n+"_RX_BYTES", 1, got).rate())
+			gauge(1040+2*link, "DCGM_FI_PROF_NVLINK_L"+n+"_TX_BYTES", 1, sent).rate().noted(payload),
+			gauge(1041+2*link, "DCGM_FI_PROF_NVLINK_L"+n+"_RX_BYTES", 1, got).rate().noted(payload))
 	}
 	return fields
 }
@@ -438,8 +438,8 @@ var profiles = []Field{
 		alias("dcgm_fi_prof_pcie_rx_bytes").
 		byDefault("The rate of data received over the PCIe bus - including both protocol headers and data payloads - "+
 			"in bytes per second.", ""),
-	gauge(1011, "DCGM_FI_PROF_NVLINK_TX_BYTES", 1, transmitted).rate(),
-	gauge(1012, "DCGM_FI_PROF_NVLINK_RX_BYTES", 1, received).rate(),
+	gauge(1011, "DCGM_FI_PROF_NVLINK_TX_BYTES", 1, transmitted).rate().noted(payload),
+	gauge(1012, "DCGM_FI_PROF_NVLINK_RX_BYTES", 1, received).rate().noted(payload),
 	pipe(1013, "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE", "DCGM_FI_PROF_IMMA_UTIL_RATIO", "imma"),
 	pipe(1014, "DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE", "DCGM_FI_PROF_HMMA_UTIL_RATIO", "hmma"),
 	pipe(1015, "DCGM_FI_PROF_PIPE_TENSOR_DFMA_ACTIVE", "DCGM_FI_PROF_DFMA_UTIL_RATIO", "dfma"),
