@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -77,9 +78,12 @@ func TestWrongCommandLines(t *testing.T) {
 	}
 }
 
-// TestUnreadableCounters checks that doctor names a counters file that cannot be read, and one that has no end.
+// TestUnreadableCounters checks that doctor names a counters file that cannot be read, also a pipe without a writer.
 func TestUnreadableCounters(t *testing.T) {
-	for file, want := range map[string]string{"/no/such/file": "no such file", "/dev/zero": "read /dev/zero: more than 1048576 bytes"} {
+	pipe, long := filepath.Join(t.TempDir(), "pipe"), filepath.Join(t.TempDir(), "long")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	require.NoError(t, os.WriteFile(long, make([]byte, 128<<10+1), 0o600))
+	for file, want := range map[string]string{"/no/such/file": "no such file", pipe: "not a regular file", long: "more than 128 KiB"} {
 		if out, errs, _ := runCLI(t, "doctor", "-o=json", "--metrics.dcgm", "--metrics.dcgm-counters="+file); !strings.Contains(out, want) {
 			t.Errorf("%s: got %s%s, want %q", file, out, errs, want)
 		}

@@ -82,12 +82,9 @@ func (f *ClaimsFile) Run(ctx context.Context) error {
 
 // read replaces the claims if the file has changed.
 func (f *ClaimsFile) read() {
-	content, err := readFile(f.path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	content, err := ReadFile(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
-	case len(content) > maxFileBytes:
-		err = fmt.Errorf("%s: more than %d KiB", f.path, maxFileBytes>>10)
 	}
 	if err != nil {
 		content = err.Error()

@@ -55,7 +55,7 @@ func (l FileLocation) read() (rawConfig, error) {
 	if target, err := filepath.EvalSymlinks(c.file); err == nil && target == os.DevNull {
 		return rawConfig{}, nil
 	}
-	c.data, err = readFile(c.file)
+	c.data, err = ReadFile(c.file)
 	return c, err
 }
 
@@ -65,7 +65,7 @@ func (l FileLocation) wantedName() (string, error) {
 	if l.Name != "" || l.NameFile == "" {
 		return l.Name, nil
 	}
-	data, err := readFile(l.NameFile)
+	data, err := ReadFile(l.NameFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
@@ -112,10 +112,10 @@ func chooseConfig(names []string, want string) (string, error) {
 		strings.Join(names, ", "))
 }
 
-// readFile reads a regular file, up to the limit of a config and one byte. The
-// open file is asked for its type: the path may change. Without O_NONBLOCK,
-// opening a pipe would wait for a writer.
-func readFile(path string) (string, error) {
+// ReadFile reads a regular file of at most 128 KiB. The open file is asked for
+// its type: the path may change. Without O_NONBLOCK, opening a pipe would wait
+// for a writer.
+func ReadFile(path string) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return "", err
@@ -129,6 +129,9 @@ func readFile(path string) (string, error) {
 		return "", fmt.Errorf("%s: not a regular file", path)
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	if len(data) > maxFileBytes {
+		err = fmt.Errorf("%s: %w", path, errTooLong)
+	}
 	return string(data), err
 }
 
@@ -136,12 +139,15 @@ func readFile(path string) (string, error) {
 // mapping with all others. A config has some kilobytes.
 const maxFileBytes = 128 << 10
 
-var errEmpty = errors.New("is empty")
+var (
+	errEmpty   = errors.New("is empty")
+	errTooLong = fmt.Errorf("more than %d KiB", maxFileBytes>>10)
+)
 
 // parseYAML reads a YAML document. JSON is a subset of YAML.
 func parseYAML(data []byte) (*yaml.Node, error) {
 	if len(data) > maxFileBytes {
-		return nil, fmt.Errorf("more than %d KiB", maxFileBytes>>10)
+		return nil, errTooLong
 	}
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	var document, second yaml.Node

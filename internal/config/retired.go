@@ -122,7 +122,7 @@ func (r Retirement) parse() (parsed device.Retirement, err error) {
 // CheckRetired returns why podgauge rejects a file of retirements, which may be
 // missing.
 func CheckRetired(path string) error {
-	data, err := readFile(path)
+	data, err := ReadFile(path)
 	if err == nil {
 		_, err = ParseRetired(data)
 	}
@@ -180,7 +180,7 @@ func (w *RetiredWatcher) Run(ctx context.Context) error {
 }
 
 func (w *RetiredWatcher) poll(force bool) {
-	data, err := readFile(w.path)
+	data, err := ReadFile(w.path)
 	if !errors.Is(err, fs.ErrNotExist) {
 		w.existedAt = time.Now()
 	} else if err = nil; time.Since(w.existedAt) < missingPeriod {

@@ -2,12 +2,11 @@ package flags
 
 import (
 	"fmt"
-	"io"
-	"os"
 	"slices"
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/allocation"
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/dcgm"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/spf13/pflag"
@@ -57,8 +56,8 @@ func (o *Metrics) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.PerNVLink, "metrics.nvlink-links", false,
 		"export each NVLink as well: about 900 more series on a node with 8 H100")
 	f.StringVar(&o.dcgm, "metrics.dcgm", "",
-		"add dcgm-exporter's default families, with the names, units and labels of a `version` of dcgm-exporter: "+
-			"4.8 (and older), 4.9 (and newer) or both; without a value, 4.8")
+		"add dcgm-exporter's default families, with the names, units and labels of a `version` of dcgm-exporter, "+
+			"given with =: 4.8 (and older), 4.9 (and newer) or both; without a value, 4.8")
 	f.Lookup("metrics.dcgm").NoOptDefVal = "4.8"
 	f.StringVar(&o.DCGMCountersFile, "metrics.dcgm-counters", "",
 		"add the families in this counters `file` of dcgm-exporter (CSV), in place of the default families")
@@ -105,9 +104,6 @@ var perLinkFamilies = []string{"nvidia_gpu_nvlink_link_*", "nvidia_gpu_nvlink_up
 // ReadsNVLinks reports whether single NVLinks are read.
 func (o *Metrics) ReadsNVLinks() bool { return o.PerNVLink || o.DCGM.PerLink() }
 
-// maxCountersFile is above any file that names each field of DCGM once.
-const maxCountersFile = 1 << 20
-
 // checkDCGM sets the families of dcgm-exporter. A counters file that cannot be read leaves the default families.
 func (o *Metrics) checkDCGM() error {
 	generations, err := dcgm.ParseGenerations(o.dcgm)
@@ -118,24 +114,11 @@ func (o *Metrics) checkDCGM() error {
 	if o.DCGMCountersFile == "" {
 		return nil
 	}
-	text, err := readCounters(o.DCGMCountersFile)
+	text, err := config.ReadFile(o.DCGMCountersFile)
 	if err != nil {
 		o.DCGM.Errors = []error{err}
 		return nil
 	}
 	o.DCGM = dcgm.Parse(o.DCGMCountersFile, text, generations...)
 	return nil
-}
-
-func readCounters(file string) (string, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close() //nolint:errcheck // opened for reading
-	text, err := io.ReadAll(io.LimitReader(f, maxCountersFile+1))
-	if err == nil && len(text) > maxCountersFile {
-		err = fmt.Errorf("read %s: more than %d bytes", file, maxCountersFile)
-	}
-	return string(text), err
 }
