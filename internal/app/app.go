@@ -268,7 +268,7 @@ func (a *app) reportCounters(c *dcgm.Counters) {
 		a.log.Warn("counters file not fully served", "problem", problem)
 	}
 	unserved := map[string]float64{}
-	for _, u := range c.Unserved {
+	for _, u := range c.FirstUnserved() {
 		unserved[u.Field+","+u.Reason] = 1
 	}
 	a.selfMetrics.Export("podgauge_dcgm_counters_unserved", func() map[string]float64 { return unserved })

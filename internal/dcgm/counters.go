@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -29,17 +30,18 @@ type Counters struct {
 // Unserved is a field of a counters file that podgauge cannot give.
 type Unserved struct{ Field, Reason string }
 
-// ParseGenerations returns the generations of a flag's value: 4.8, 4.9 or both; true means 4.8. It returns none for
-// false and the empty value.
+// ParseGenerations returns the generations of a flag's value: 4.8, 4.9 or both; a true boolean means 4.8. It returns
+// none for a false one and the empty value.
 func ParseGenerations(value string) ([]Generation, error) {
-	switch value {
-	case "", "false":
+	enabled, err := strconv.ParseBool(value)
+	switch {
+	case value == "", err == nil && !enabled:
 		return nil, nil
-	case "4.8", "true":
+	case value == "4.8", enabled:
 		return []Generation{V48}, nil
-	case "4.9":
+	case value == "4.9":
 		return []Generation{V49}, nil
-	case "both":
+	case value == "both":
 		return []Generation{V48, V49}, nil
 	}
 	return nil, fmt.Errorf("%q: expected 4.8, 4.9 or both", value)
@@ -142,7 +144,11 @@ func Parse(file, text string, generations ...Generation) (c Counters) {
 		default:
 			f, g := Find(name)
 			newest = max(newest, g)
-			c.Families = append(c.Families, Family{f, name, f.Names[g].Scale, kind, help, []Generation{g}})
+			family := Family{f, name, f.Names[g].Scale, kind, help, []Generation{g}}
+			if kind == Label || f.Names[V48].Name == f.Names[V49].Name {
+				family.Generations = generations
+			}
+			c.Families = append(c.Families, family)
 		}
 		if lines[name] == 0 {
 			lines[name] = number
@@ -151,7 +157,7 @@ func Parse(file, text string, generations ...Generation) (c Counters) {
 	if len(generations) == 0 {
 		generations = []Generation{newest}
 	}
-	if len(generations) == 1 { // otherwise each family has those of its name
+	if len(generations) == 1 { // otherwise each family has those of its name, and labels have both
 		for i := range c.Families {
 			c.Families[i].Generations = generations
 		}
@@ -178,20 +184,30 @@ func unserved(name string, t Type) string {
 	return ""
 }
 
-// Problems returns what a counters file has in vain: its wrong lines, and the unserved fields by reason.
+// maxListed limits the wrong lines, and the unserved fields, that are named.
+const maxListed = 100
+
+// FirstUnserved returns the first hundred unserved fields.
+func (c *Counters) FirstUnserved() []Unserved { return c.Unserved[:min(len(c.Unserved), maxListed)] }
+
+// Problems returns what a counters file has in vain: its wrong lines, and the unserved fields by reason; the first
+// hundred of each, and the number of the others.
 func (c *Counters) Problems() (problems []string) {
-	for _, err := range c.Errors {
+	wrong := c.Errors[:min(len(c.Errors), maxListed)]
+	for _, err := range wrong {
 		problems = append(problems, err.Error())
 	}
-	first := len(problems)
-	for _, u := range c.Unserved {
-		of := u.Reason + ": "
-		i := slices.IndexFunc(problems[first:], func(p string) bool { return strings.HasPrefix(p, of) })
-		if i < 0 {
-			problems = append(problems, of+u.Field)
+	unserved := slices.SortedStableFunc(slices.Values(c.FirstUnserved()),
+		func(a, b Unserved) int { return strings.Compare(a.Reason, b.Reason) })
+	for i, u := range unserved {
+		if i > 0 && unserved[i-1].Reason == u.Reason {
+			problems[len(problems)-1] += ", " + u.Field
 		} else {
-			problems[first+i] += ", " + u.Field
+			problems = append(problems, u.Reason+": "+u.Field)
 		}
+	}
+	if more := len(c.Errors) - len(wrong) + len(c.Unserved) - len(unserved); more > 0 {
+		problems = append(problems, fmt.Sprintf("%d more lines", more))
 	}
 	return problems
 }

@@ -1,6 +1,8 @@
 package dcgm_test
 
 import (
+	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -64,6 +66,8 @@ func TestGenerations(t *testing.T) {
 		{mixed, "", [][]dcgm.Generation{{dcgm.V49}, {dcgm.V49}}},
 		{mixed, "4.8", [][]dcgm.Generation{{dcgm.V48}, {dcgm.V48}}},
 		{mixed, "both", [][]dcgm.Generation{{dcgm.V48}, {dcgm.V49}}},
+		{"DCGM_FI_DEV_SERIAL,label,x\nDCGM_FI_DEV_MIG_MODE,gauge,x", "both", [][]dcgm.Generation{{dcgm.V48, dcgm.V49}, {dcgm.V48, dcgm.V49}}},
+		{"DCGM_FI_DEV_GPU_TEMP,gauge,x", "TRUE", [][]dcgm.Generation{{dcgm.V48}}},
 	} {
 		generations, err := dcgm.ParseGenerations(c.flag)
 		if err != nil {
@@ -79,25 +83,39 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
+// TestProblems checks that a long list of problems names the first hundred of a kind.
+func TestProblems(t *testing.T) {
+	var file strings.Builder
+	for i := range 150 {
+		fmt.Fprintf(&file, "a%d,gauge,x\nb%d,gauge\n", i, i)
+	}
+	c := dcgm.Parse("file", file.String())
+	problems := c.Problems()
+	if len(problems) != 102 || strings.Count(problems[100], ", ") != 99 || problems[101] != "100 more lines" || len(c.FirstUnserved()) != 100 {
+		t.Errorf("got %d problems, the last ones %q", len(problems), problems[max(0, len(problems)-2):])
+	}
+}
+
 // FuzzParse checks that each line of a file is either served, unserved, wrong or a comment, and that names are unique
 // and valid as labels of a metric.
 func FuzzParse(f *testing.F) {
+	name := regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
 	f.Add("DCGM_FI_DEV_GPU_TEMP, gauge, Temperature.\n# comment\n\nDCGM_FI_DEV_SERIAL,label,Serial\nDCGM_FI_DEV_GPU_TEMP")
 	f.Add("\uFEFFdcgm_gpu_temp,gauge,\"a, b\"\r\n,,\n\"\n\xff,gauge,x\nDCGM_EXP_X,counter,a,b")
 	f.Fuzz(func(t *testing.T, text string) {
 		c := dcgm.Parse("file", text)
 		lines := 0
-		for line := range strings.Lines(text) {
-			if line = strings.TrimSpace(strings.TrimPrefix(line, "\uFEFF")); line != "" && line[0] != '#' {
+		for line := range strings.Lines(strings.TrimPrefix(text, "\uFEFF")) {
+			if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
 				lines++
 			}
 		}
-		if answers := len(c.Families) + len(c.Unserved) + len(c.Errors); answers > lines {
+		if answers := len(c.Families) + len(c.Unserved) + len(c.Errors); answers != lines {
 			t.Fatalf("%q: got %d answers for %d lines", text, answers, lines)
 		}
 		seen := map[string]bool{}
 		for _, family := range c.Families {
-			if family.Field == nil || seen[family.Name] || len(family.Generations) != 1 {
+			if !name.MatchString(family.Name) || seen[family.Name] || len(family.Generations) != 1 {
 				t.Fatalf("%q: got family %+v", text, family)
 			}
 			seen[family.Name] = true
