@@ -3,6 +3,7 @@ package exporter
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -32,7 +33,7 @@ type dcgmTerm struct {
 // dcgmSum is a sum of samples.
 type dcgmSum struct {
 	value, divisor float64
-	known          bool // there was a sample
+	samples        int
 }
 
 func newDCGMSeries(families []dcgm.Family, metrics []device.Metric) dcgmSeries {
@@ -131,13 +132,16 @@ func (c *dcgmSeries) value(d *deviceRendering, family int) (float64, bool) {
 		v, err := strconv.ParseFloat(infoValue(&d.status, f.InfoLabel), 64)
 		return v, err == nil && f.Type != dcgm.Label
 	}
-	sum := c.device[family]
-	if !sum.known && !f.OwnOnly {
+	sum, terms := c.device[family], len(f.Sources)+len(f.Per)
+	if sum.samples < terms && !f.OwnOnly {
 		sum = c.gpu[family]
 	}
 	v := sum.value * f.Scale
+	if f.Scale > 1 { // 0.29 * 100 is 28.999999999999996
+		v = math.Round(v*1e6) / 1e6
+	}
 	switch {
-	case !sum.known:
+	case sum.samples < terms:
 		return 0, false
 	case f.Rate:
 		return c.rates.update(rateKey{d.status.ID, family}, d.readingOwner, v, d.snapshot.end)
@@ -155,10 +159,12 @@ func (c *dcgmSeries) sum(id device.ID, samples []device.Sample) {
 			continue
 		}
 		for _, t := range c.terms[s.Metric] {
-			if sum := &c.device[t.family]; t.divides {
+			sum := &c.device[t.family]
+			sum.samples++
+			if t.divides {
 				sum.divisor += s.Value * t.weight
 			} else {
-				sum.value, sum.known = sum.value+s.Value*t.weight, true
+				sum.value += s.Value * t.weight
 			}
 		}
 	}

@@ -20,7 +20,7 @@ func dcgmLabels(owner string) string {
 		o = ownerOf(owner)
 	}
 	return `{DCGM_FI_DRIVER_VERSION="580.95.05",Hostname="node-a",UUID="GPU-0",container="` + o.Container +
-		`",device="nvidia0",gpu="0",modelName="NVIDIA H100",namespace="` + o.Namespace + `",pci_bus_id="00000000:1A:00.0",pod="` + o.Pod + `"}`
+		`",device="nvidia0",gpu="0",hostname="node-a",modelName="NVIDIA H100",namespace="` + o.Namespace + `",pci_bus_id="00000000:1A:00.0",pod="` + o.Pod + `"}`
 }
 
 var dcgmOptions = exporter.Options{DCGM: dcgm.Defaults(dcgm.V48), Hostname: "node-a"}
@@ -94,45 +94,47 @@ func TestDCGMXid(t *testing.T) {
 // TestDCGMValues checks sums, bits, quotients, texts and units of counters files in both generations of names.
 func TestDCGMValues(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		var metrics []device.Metric
-		var samples []device.Sample
-		for _, s := range []struct {
-			name, label, variant string
-			value                float64
-		}{
-			{"nvidia_gpu_bar1_memory_total_bytes", "", "", 256 << 20},
-			{"nvidia_gpu_bar1_memory_used_bytes", "", "", 6 << 20},
-			{"nvidia_gpu_memory_total_bytes", "", "", 100},
-			{"nvidia_gpu_memory_reserved_bytes", "", "", 20},
-			{"nvidia_gpu_memory_used_bytes", "", "", 60},
-			{"nvidia_gpu_throttle_active", "reason", "sw_power_cap", 1},
-			{"nvidia_gpu_throttle_active", "reason", "hw_slowdown", 0},
-			{"nvidia_gpu_throttle_active", "reason", "hw_thermal", 1},
-			{"nvidia_gpu_compute_mode", "mode", "default", 1},
-			{"nvidia_gpu_throttle_seconds_total", "reason", "sw_power_cap", 2.5},
-		} {
-			m := device.Metric{Name: s.name, Help: "Help."}
-			if s.label != "" {
-				m.Labels = []device.Label{{Name: s.label, Value: s.variant}}
-			}
-			samples = append(samples, device.Sample{Device: "GPU-0", Metric: len(testMetrics) + len(metrics), Value: s.value})
-			metrics = append(metrics, m)
+		readings := map[string]float64{
+			"nvidia_gpu_bar1_memory_total_bytes": 256 << 20, "nvidia_gpu_bar1_memory_used_bytes": 6 << 20,
+			"nvidia_gpu_memory_total_bytes": 100, "nvidia_gpu_memory_reserved_bytes": 20, "nvidia_gpu_memory_used_bytes": 60,
+			`nvidia_gpu_throttle_active{reason="sw_power_cap"}`: 1, `nvidia_gpu_throttle_active{reason="reliability"}`: 1,
+			`nvidia_gpu_throttle_seconds_total{reason="sw_power_cap"}`: 2.5,
+			`nvidia_gpu_compute_mode{mode="default"}`:                  1, `nvidia_gpu_fan_speed_ratio{fan="0"}`: 0.29,
 		}
-		for _, c := range []struct{ field, want string }{
-			{"DCGM_FI_DEV_BAR1_FREE", "250"},
-			{"DCGM_FI_DEV_BAR1_FREE_BYTES", "2.62144e+08"},
-			{"DCGM_FI_DEV_FB_USED_PERCENT", "0.75"},
-			{"DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "68"},
-			{"DCGM_FI_DEV_COMPUTE_MODE", "0"},
-			{"DCGM_FI_DEV_POWER_VIOLATION", "2.5e+09"},
-			{"DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL", "2.5"},
-			{"DCGM_FI_DEV_MINOR_NUMBER", "0"},
+		for _, c := range []struct{ field, without, want string }{
+			{"DCGM_FI_DEV_BAR1_FREE", "", "250"},
+			{"DCGM_FI_DEV_BAR1_FREE_BYTES", "", "2.62144e+08"},
+			{"DCGM_FI_DEV_BAR1_FREE_BYTES", "nvidia_gpu_bar1_memory_used_bytes", ""},
+			{"DCGM_FI_DEV_FB_USED_PERCENT", "", "0.75"},
+			{"DCGM_FI_DEV_FB_USED_PERCENT", "nvidia_gpu_memory_reserved_bytes", ""},
+			{"DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "", "1028"},
+			{"DCGM_FI_DEV_COMPUTE_MODE", "", "0"},
+			{"DCGM_FI_DEV_FAN_SPEED", "", "29"},
+			{"DCGM_FI_DEV_POWER_VIOLATION", "", "2.5e+09"},
+			{"DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL", "", "2.5"},
+			{"DCGM_FI_DEV_MINOR_NUMBER", "", "0"},
 		} {
 			d := newScrapeFixture(1)
-			d.metrics, d.extraSamples = slices.Concat(testMetrics, metrics), samples
+			d.metrics = slices.Clone(testMetrics)
+			field, _ := dcgm.Find(c.field)
+			for _, source := range slices.Concat(field.Sources, field.Per) {
+				if source.Selector == c.without {
+					continue
+				}
+				m := device.Metric{Name: source.Family(), Help: "Help."}
+				if name, value, ok := strings.Cut(strings.TrimPrefix(source.Selector, m.Name+"{"), `="`); ok {
+					m.Labels = []device.Label{{Name: name, Value: strings.TrimSuffix(value, `"}`)}}
+				}
+				d.extraSamples = append(d.extraSamples, device.Sample{Device: "GPU-0", Metric: len(d.metrics), Value: readings[source.Selector]})
+				d.metrics = append(d.metrics, m)
+			}
 			counters := dcgm.Parse("file", c.field+",gauge,Help.\nDCGM_FI_DEV_PCI_BUSID,label,Address.", dcgm.V48)
 			labels := strings.Replace(dcgmLabels("-"), `DCGM_FI_DRIVER_VERSION="580.95.05"`, `DCGM_FI_DEV_PCI_BUSID="00000000:1A:00.0"`, 1)
-			assertSeries(t, scrape(t, d.handler(exporter.Options{DCGM: counters, Hostname: "node-a"})), c.field+labels+" "+c.want)
+			want := c.field + labels + " " + c.want
+			if c.want == "" {
+				want = "!" + c.field + "{"
+			}
+			assertSeries(t, scrape(t, d.handler(exporter.Options{DCGM: counters, Hostname: "node-a"})), want)
 		}
 	})
 }
@@ -146,8 +148,8 @@ func TestDCGMBothGenerations(t *testing.T) {
 		scrape(t, h)
 		time.Sleep(10 * time.Second)
 		old := dcgmLabels("-")
-		renamed := strings.NewReplacer(`DCGM_FI_DRIVER_VERSION`, `DCGM_FI_SYSTEM_DRIVER_VERSION`, `Hostname="node-a",`, "", `gpu="0"`, `gpu="0",hostname="node-a"`)
-		both := strings.NewReplacer(`Hostname=`, `DCGM_FI_SYSTEM_DRIVER_VERSION="580.95.05",Hostname=`, `gpu="0"`, `gpu="0",hostname="node-a"`)
+		renamed := strings.NewReplacer(`DCGM_FI_DRIVER_VERSION`, `DCGM_FI_SYSTEM_DRIVER_VERSION`, `Hostname="node-a",`, "")
+		both := strings.NewReplacer(`Hostname=`, `DCGM_FI_SYSTEM_DRIVER_VERSION="580.95.05",Hostname=`)
 		text := scrape(t, h)
 		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+old+" 70", "DCGM_FI_DEV_BOARD_POWER_WATTS"+renamed.Replace(old)+" 70",
 			"DCGM_FI_PROF_PCIE_TX_BYTES"+both.Replace(old)+" 0")

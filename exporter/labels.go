@@ -48,9 +48,10 @@ func dcgmDeviceLabels(s device.Status, hostname string, generations []dcgm.Gener
 		{Name: "pci_bus_id", Value: longPCIAddress(s.PCI)},
 		{Name: "device", Value: "nvidia" + strconv.Itoa(s.Minor)},
 		{Name: "modelName", Value: s.Model},
+		{Name: "hostname", Value: hostname},
 	}
-	for _, g := range generations {
-		labels = append(labels, device.Label{Name: dcgmHostname[g], Value: hostname})
+	if slices.Contains(generations, dcgm.V48) { // 4.8.3 renamed the label
+		labels = append(labels, device.Label{Name: "Hostname", Value: hostname})
 	}
 	if !s.WholeGPU() {
 		labels = append(labels,
@@ -59,9 +60,6 @@ func dcgmDeviceLabels(s device.Status, hostname string, generations []dcgm.Gener
 	}
 	return labels
 }
-
-// dcgmHostname is the label with the node's name.
-var dcgmHostname = [...]string{dcgm.V48: "Hostname", dcgm.V49: "hostname"}
 
 // longPCIAddress returns an address in NVML's form: eight digits of domain, upper case.
 func longPCIAddress(address string) string {
