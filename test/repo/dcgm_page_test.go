@@ -183,6 +183,8 @@ func answerCells(f *dcgm.Field, name string) string {
 	switch {
 	case f == nil:
 		return "not possible: " + dcgm.ReasonFor(name) + "||"
+	case f.Missing == "podgauge does not read it":
+		return "not read||"
 	case f.Missing != "":
 		return "not possible: " + f.Missing + "||"
 	case f.InfoLabel != "":
@@ -224,7 +226,15 @@ func scaleText(scale float64) string {
 	return strconv.FormatFloat(scale, 'g', -1, 64)
 }
 
+// sumText returns the sum of sources. Series of one family differ in a label, which no operator would match.
 func sumText(sources []dcgm.Source, rate bool) (text string) {
+	plus := " + "
+	if len(sources) > 1 && sources[0].Family() == sources[1].Family() {
+		plus = " or "
+		_, labels, _ := strings.Cut(sources[0].Selector, "{")
+		label, _, _ := strings.Cut(labels, "=")
+		defer func() { text = "sum without (" + label + ") (" + text + ")" }()
+	}
 	for _, s := range sources {
 		term := s.Selector
 		if rate {
@@ -232,8 +242,6 @@ func sumText(sources []dcgm.Source, rate bool) (text string) {
 			term = "rate(" + term + ")"
 		}
 		switch {
-		case s.Weight == 0:
-			continue
 		case s.Weight == -1:
 			text += " - " + term
 			continue
@@ -241,7 +249,7 @@ func sumText(sources []dcgm.Source, rate bool) (text string) {
 			term = strconv.FormatFloat(s.Weight, 'g', -1, 64) + " * " + term
 		}
 		if text != "" {
-			text += " + "
+			text += plus
 		}
 		text += term
 	}
