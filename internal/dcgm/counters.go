@@ -69,26 +69,23 @@ func Defaults(generations ...Generation) (c Counters) {
 // Find returns the field with a name of either generation, or an alias, and its generation. A name of both has the
 // first. It returns nil for names that are not in the table.
 func Find(name string) (*Field, Generation) {
-	n := byName[name]
-	return n.field, n.generation
+	f := byName[name]
+	if f != nil && f.Names[V49].Name == name && f.Names[V48].Name != name {
+		return f, V49
+	}
+	return f, V48
 }
 
-type named struct {
-	field      *Field
-	generation Generation
-}
-
-var byName = func() map[string]named {
-	names := map[string]named{}
+var byName = func() map[string]*Field {
+	fields := map[string]*Field{}
 	for i := range Fields {
 		f := &Fields[i]
-		names[f.Names[V49].Name] = named{f, V49}
-		for _, name := range append(f.Aliases, f.Names[V48].Name) {
-			names[name] = named{f, V48}
+		for _, name := range append(f.Aliases, f.Names[V48].Name, f.Names[V49].Name) {
+			fields[name] = f
 		}
 	}
-	delete(names, "") // of fields without a known name
-	return names
+	delete(fields, "") // of fields without a known name
+	return fields
 }()
 
 // ReasonFor returns why podgauge lacks a name that is not in the table.

@@ -51,15 +51,3 @@ func TestFieldsAreWellFormed(t *testing.T) {
 		numbers[old.Number] = true
 	}
 }
-
-func TestReasonFor(t *testing.T) {
-	for name, want := range map[string]string{
-		"DCGM_FI_DEV_CPU_TEMP_CURRENT": "field of a CPU",
-		"DCGM_EXP_P2P_STATUS":          "family of dcgm-exporter itself",
-		"DCGM_FI_DEV_GPU_TMEP":         "not in podgauge's table of DCGM's fields",
-	} {
-		if f, _ := dcgm.Find(name); f != nil || dcgm.ReasonFor(name) != want {
-			t.Errorf("%s: got %v, %q; want %q", name, f, dcgm.ReasonFor(name), want)
-		}
-	}
-}

@@ -127,11 +127,6 @@ func (f Field) rebased(number int, name string, scale float64) Field {
 	return f
 }
 
-func (f Field) gaugeSince49() Field {
-	f.Names[V49].Type = Gauge
-	return f
-}
-
 // byDefault sets the helps of a field of the default counters files. The second is of 4.9, whose own file is not
 // public; empty: the same.
 func (f Field) byDefault(help, help49 string) Field {
@@ -158,7 +153,7 @@ func (f Field) own() Field {
 }
 
 func (f Field) rate() Field {
-	f.Rate = true
+	f.Rate, f.Names[V49].Type = true, Gauge // one is a counter in 4.8's file
 	return f
 }
 

@@ -15,7 +15,6 @@ const (
 // Reasons of missing fields.
 const (
 	notRead  = "podgauge does not read it"
-	allLinks = "podgauge has it over all links only: use nvidia_gpu_nvlink_errors_total"
 	joinInfo = "a number in DCGM; the text is a label of nvidia_gpu_info: "
 )
 
@@ -33,6 +32,7 @@ var missingPrefixes = []struct{ prefix, reason string }{
 	{"DCGM_FI_DEV_VGPU_", "field of a vGPU"},
 	{"DCGM_FI_DEV_DIAG_", "result of DCGM's diagnostics"},
 	{"DCGM_FI_DEV_FABRIC_", notRead},
+	{"DCGM_FI_DEV_NVLINK_CRC_", "of a single link; use nvidia_gpu_nvlink_errors_total"},
 	{"DCGM_FI_DEV_PWR_SMOOTHING_", notRead},
 	{"DCGM_FI_DEV_NVLINK_COUNT_FEC_HISTORY_", notRead},
 	{"DCGM_FI_IMEX_", "state of the IMEX daemon"},
@@ -92,8 +92,7 @@ var performance = []Field{
 	missing(111, "DCGM_FI_DEV_APP_MEM_CLOCK", "", notRead).rebased(1607, "DCGM_FI_DEV_MEMORY_APP_CLOCK_HERTZ", 0),
 	enum(112, "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "nvidia_gpu_throttle_active", "reason", map[string]float64{
 		"applications_clocks": 0x2, "sw_power_cap": 0x4, "hw_slowdown": 0x8, "sync_boost": 0x10, "sw_thermal": 0x20,
-		"hw_thermal": 0x40, "hw_power_brake": 0x80, "display_clock": 0x100, "board_limit": 0x200,
-		"reliability": 0x400,
+		"hw_thermal": 0x40, "hw_power_brake": 0x80, "display_clock": 0x100, "board_limit": 0x200, "reliability": 0x400,
 	}).alias("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS").noted("without bit 0x1, of an idle GPU"),
 	gauge(113, "DCGM_FI_DEV_MAX_SM_CLOCK", 1e-6, `nvidia_gpu_clock_max_hertz{clock="sm"}`).
 		rebased(1608, "DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ", 1),
@@ -311,7 +310,7 @@ var links = slices.Concat([]Field{
 	linkErrors(429, "REPLAY", "replay").alias("dcgm_nvlink_replay_error_count_total"),
 	linkErrors(439, "RECOVERY", "recovery").alias("dcgm_nvlink_recovery_error_count_total"),
 	counter(449, "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", dcgmMegabytes, transmitted, received).rate().
-		rebased(1648, "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", 1).gaugeSince49().
+		rebased(1648, "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", 1).
 		alias("dcgm_nvlink_bandwidth_total", "DCGM_FI_DEV_NVLINK_THROUGHPUT_TOTAL").
 		byDefault("Total number of NVLink bandwidth counters for all lanes.",
 			"NVLink throughput over all links (in bytes per second)."),
@@ -375,16 +374,9 @@ const dcgmLinks = 18
 
 // linkFields are the fields of single links. Their numbers were assigned in three steps, with the links of new GPUs.
 func linkFields() (fields []Field) {
-	number := func(first, sixth, twelfth, fifteenth, link int) int {
-		switch {
-		case link < 6:
-			return first + link
-		case link < 12:
-			return sixth + link - 6
-		case link < 15:
-			return twelfth + link - 12
-		}
-		return fifteenth + link - 15
+	number := func(link int, of ...int) int { // of links 0, 6, 12 and 15
+		step := min(link/6, 2) + link/15
+		return of[step] + link - []int{0, 6, 12, 15}[step]
 	}
 	for link := range dcgmLinks {
 		n := strconv.Itoa(link)
@@ -393,15 +385,11 @@ func linkFields() (fields []Field) {
 		got := "nvidia_gpu_nvlink_link_receive_bytes_total" + of + "}"
 		errors := "nvidia_gpu_nvlink_link_errors_total" + of + `,type="`
 		fields = append(fields,
-			missing(number(400, 451, 406, 481, link), "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L"+n,
-				"DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_L"+n+"_TOTAL", allLinks),
-			missing(number(410, 457, 416, 484, link), "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_L"+n,
-				"DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_L"+n+"_TOTAL", allLinks),
-			counter(number(420, 463, 426, 487, link), "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L"+n, 1,
+			counter(number(link, 420, 463, 426, 487), "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L"+n, 1,
 				errors+`replay"}`).renamed("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_L"+n+"_TOTAL").noted(onlyHopper),
-			counter(number(430, 469, 436, 491, link), "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_L"+n, 1,
+			counter(number(link, 430, 469, 436, 491), "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_L"+n, 1,
 				errors+`recovery"}`).renamed("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_L"+n+"_TOTAL").noted(onlyHopper),
-			gauge(number(440, 475, 446, 494, link), "DCGM_FI_DEV_NVLINK_BANDWIDTH_L"+n, dcgmMegabytes, sent, got).
+			gauge(number(link, 440, 475, 446, 494), "DCGM_FI_DEV_NVLINK_BANDWIDTH_L"+n, dcgmMegabytes, sent, got).
 				rate().rebased(1630+link, "DCGM_FI_DEV_NVLINK_THROUGHPUT_L"+n+"_BYTES_PER_SECOND", 1).
 				alias("DCGM_FI_DEV_NVLINK_THROUGHPUT_L"+n),
 			gauge(825+link, "DCGM_FI_DEV_NVLINK_TX_BANDWIDTH_L"+n, dcgmMegabytes, sent).rate().

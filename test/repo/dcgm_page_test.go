@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -122,9 +123,7 @@ func TestDCGMPage(t *testing.T) {
 				t.Errorf("%s derives from %s, which is not a row of NVML", name, s.Selector)
 			}
 		}
-		if strings.Contains(name, "_L0") {
-			listed[name] = listed[name] || f.Missing != ""
-		} else if isOfLink(name) {
+		if furtherLink.MatchString(name) {
 			continue
 		}
 		if f.Names[dcgm.V49].Name == "" {
@@ -139,15 +138,8 @@ func TestDCGMPage(t *testing.T) {
 	})
 }
 
-// isOfLink reports whether a name is that of one of links 1 to 17.
-func isOfLink(name string) bool {
-	for link := 1; link < 18; link++ {
-		if n := "_L" + strconv.Itoa(link); strings.HasSuffix(name, n) || strings.Contains(name, n+"_") {
-			return true
-		}
-	}
-	return false
-}
+// furtherLink matches the fields of NVLinks 1 to 17.
+var furtherLink = regexp.MustCompile(`NVLINK.*_L[1-9]`)
 
 // peerFileCell returns the files with a field: yes, or # in a comment.
 func peerFileCell(t *testing.T, name string) string {
