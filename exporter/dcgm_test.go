@@ -104,7 +104,6 @@ func TestDCGMValues(t *testing.T) {
 		for _, c := range []struct{ field, without, want string }{
 			{"DCGM_FI_DEV_BAR1_FREE", "", "250"},
 			{"DCGM_FI_DEV_BAR1_FREE_BYTES", "", "2.62144e+08"},
-			{"DCGM_FI_DEV_BAR1_FREE_BYTES", "nvidia_gpu_bar1_memory_used_bytes", ""},
 			{"DCGM_FI_DEV_FB_USED_PERCENT", "", "0.75"},
 			{"DCGM_FI_DEV_FB_USED_PERCENT", "nvidia_gpu_memory_reserved_bytes", ""},
 			{"DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "", "1028"},

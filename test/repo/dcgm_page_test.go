@@ -1,6 +1,7 @@
 package repo
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,15 +22,15 @@ var peerFiles = []string{"default-counters.csv", "dcp-metrics-included.csv", "1.
 
 // peerField is a row of peerFields.
 type peerField struct {
-	file, field, kind string
-	isComment         bool
+	file, field, kind, help string
+	isComment               bool
 }
 
-// peerFields is a stored list of the fields in peerFiles: file, # for a row in a comment, field, type.
+// peerFields is a stored list of the fields in peerFiles: file, # for a row in a comment, field, type, help of a default family.
 const peerFields = "testdata/dcgm_exporter_fields.csv"
 
-// TestPeerFields compares the stored list, and the default families, with the files of a checkout of dcgm-exporter in the folder
-// PODGAUGE_PEERS (make bench-peers); -update writes the list.
+// TestPeerFields compares the stored list with the files of a checkout of dcgm-exporter in the folder PODGAUGE_PEERS (make bench-peers);
+// -update writes the list.
 func TestPeerFields(t *testing.T) {
 	folder := os.Getenv("PODGAUGE_PEERS")
 	if folder == "" {
@@ -37,29 +38,12 @@ func TestPeerFields(t *testing.T) {
 	}
 	var list strings.Builder
 	for _, file := range peerFiles {
-		text := testfile.Read(t, filepath.Join(folder, "dcgm-exporter/etc", file))
-		for line := range strings.Lines(text) {
+		for line := range strings.Lines(testfile.Read(t, filepath.Join(folder, "dcgm-exporter/etc", file))) {
 			row, mark := strings.CutPrefix(strings.TrimSpace(line), "#")
-			if cells := strings.SplitN(row, ",", 3); len(cells) == 3 && !strings.Contains(row, "DCGM FIELD") {
-				fmt.Fprintf(&list, "%s,%s,%s,%s\n", file, map[bool]string{true: "#"}[mark], strings.TrimSpace(cells[0]), strings.TrimSpace(cells[1]))
+			if c := strings.SplitN(row, ",", 3); len(c) == 3 && !strings.Contains(row, "DCGM FIELD") {
+				help := map[bool]string{file == peerFiles[0] && !mark: strings.TrimSpace(c[2])}[true]
+				fmt.Fprintf(&list, "%s,%s,%s,%s,%s\n", file, map[bool]string{true: "#"}[mark], strings.TrimSpace(c[0]), strings.TrimSpace(c[1]), help)
 			}
-		}
-		if file != peerFiles[0] {
-			continue
-		}
-		peer, generation := dcgm.Parse(file, text), dcgm.V48
-		for _, f := range peer.Families {
-			generation = max(generation, f.Generations[0])
-		}
-		own := dcgm.Defaults(generation)
-		for _, want := range peer.Families {
-			i := slices.IndexFunc(own.Families, func(f dcgm.Family) bool { return f.Name == want.Name })
-			if i < 0 || own.Families[i].Type != want.Type || own.Families[i].Help != want.Help {
-				t.Errorf("%s: want a default family of type %s with help %q", want.Name, want.Type, want.Help)
-			}
-		}
-		if len(own.Families) != len(peer.Families) {
-			t.Errorf("got %d default families, want %d", len(own.Families), len(peer.Families))
 		}
 	}
 	testfile.CheckGolden(t, *update, peerFields, list.String())
@@ -68,27 +52,51 @@ func TestPeerFields(t *testing.T) {
 func readPeerFields(t *testing.T) (rows []peerField) {
 	t.Helper()
 	for line := range strings.Lines(testfile.Read(t, peerFields)) {
-		cells := strings.Split(strings.TrimSpace(line), ",")
-		rows = append(rows, peerField{cells[0], cells[2], cells[3], cells[1] == "#"})
+		cells := strings.SplitN(strings.TrimSpace(line), ",", 5)
+		rows = append(rows, peerField{cells[0], cells[2], cells[3], cells[4], cells[1] == "#"})
 	}
 	return rows
 }
 
-// TestDCGMDefaults checks the default families of 4.8 against the stored list of the peer's.
+// TestDCGMDefaults checks the default families against stored lists: of the peer's file up to 4.8, and of public sources on 4.9.
 func TestDCGMDefaults(t *testing.T) {
-	var want, got []string
+	want, got := [2][]string{}, [2][]string{}
 	for _, row := range readPeerFields(t) {
 		if row.file == peerFiles[0] && !row.isComment && row.field != "DCGM_FI_DEV_VGPU_LICENSE_STATUS" {
-			want = append(want, row.field+" "+row.kind)
+			want[dcgm.V48] = append(want[dcgm.V48], row.field+","+row.kind+","+row.help)
+		}
+	}
+	for line := range strings.Lines(testfile.Read(t, "testdata/dcgm_exporter_4.9_defaults.csv")) {
+		if line[0] != '#' {
+			want[dcgm.V49] = append(want[dcgm.V49], strings.TrimSpace(line))
 		}
 	}
 	for _, f := range dcgm.Defaults(dcgm.V48).Families {
-		got = append(got, f.Name+" "+string(f.Type))
+		got[dcgm.V48] = append(got[dcgm.V48], f.Name+","+string(f.Type)+","+f.Help)
 	}
-	slices.Sort(want)
-	slices.Sort(got)
-	if !slices.Equal(got, want) {
-		t.Errorf("default families: got %q, want %q", got, want)
+	renamed, rescaled := 0, 0
+	for _, f := range dcgm.Defaults(dcgm.V49).Families {
+		old, factor := f.Names[dcgm.V48], 1.0
+		if f.Type != dcgm.Label {
+			factor = f.Scale / old.Scale
+		}
+		if old.Help == "" {
+			old.Name = ""
+		} else if old.Name != f.Name {
+			renamed++
+			rescaled += map[bool]int{factor != 1: 1}[true]
+		}
+		got[dcgm.V49] = append(got[dcgm.V49], fmt.Sprintf("%s,%s,%.10g", old.Name, f.Name, factor))
+	}
+	for g := range got {
+		slices.Sort(want[g])
+		slices.Sort(got[g])
+		if !slices.Equal(got[g], want[g]) {
+			t.Errorf("default families: got %q, want %q", got[g], want[g])
+		}
+	}
+	if renamed != 23 || rescaled != 11 {
+		t.Errorf("got %d renamed families, %d of them rescaled; want 23 and 11, as in the release notes", renamed, rescaled)
 	}
 }
 
@@ -157,17 +165,14 @@ func peerFileCell(t *testing.T, name string) string {
 }
 
 func nameCells(f *dcgm.Field, name string) string {
-	renamed := ""
-	if f != nil {
-		renamed = "`" + f.Names[dcgm.V49].Name + "`"
+	cells := "|`" + name + "`|"
+	switch {
+	case f == nil, f.Names[dcgm.V49].Name == name:
+		return cells
+	case f.Names[dcgm.V49].Name == "":
+		return cells + "unknown"
 	}
-	switch renamed {
-	case "``":
-		renamed = "unknown"
-	case "`" + name + "`":
-		renamed = ""
-	}
-	return "|`" + name + "`|" + renamed
+	return cells + "`" + f.Names[dcgm.V49].Name + "`"
 }
 
 // answerCells returns podgauge's answer, and the field in PromQL.
@@ -179,6 +184,8 @@ func answerCells(f *dcgm.Field, name string) string {
 		return "not read||"
 	case f.Missing != "":
 		return "not possible: " + f.Missing + "||"
+	case f.Xid:
+		return "served; " + f.Note + "|`nvidia_gpu_xid_errors_total`, `nvidia_gpu_xid_last_timestamp_seconds`|"
 	case f.InfoLabel != "":
 		return "served|label `" + f.InfoLabel + "` of `nvidia_gpu_info`|"
 	}
@@ -197,26 +204,14 @@ func answerCells(f *dcgm.Field, name string) string {
 	if scale != 1 && len(f.Sources) > 1 {
 		expression = "(" + expression + ")"
 	}
-	if f.Xid {
-		expression = "`nvidia_gpu_xid_errors_total`, `nvidia_gpu_xid_last_timestamp_seconds`"
-		return answer + "|" + expression + "|"
-	}
 	if scale != 1 {
-		expression = scaleText(scale) + " * " + expression
+		expression = cmp.Or(quotients[scale], strconv.FormatFloat(scale, 'g', -1, 64)) + " * " + expression
 	}
 	return answer + "|`" + expression + "`|"
 }
 
-// scaleText returns a scale in PromQL, as a quotient if it is one of binary units.
-func scaleText(scale float64) string {
-	switch scale {
-	case 1.0 / (1 << 20):
-		return "1 / 2^20"
-	case 1.0 / 1024 / 1000:
-		return "1 / 1024000"
-	}
-	return strconv.FormatFloat(scale, 'g', -1, 64)
-}
+// quotients are scales of binary units in PromQL.
+var quotients = map[float64]string{1.0 / (1 << 20): "1 / 2^20", 1.0 / 1024 / 1000: "1 / 1024000"}
 
 // sumText returns the sum of sources. Series of one family differ in a label, which no operator would match.
 func sumText(sources []dcgm.Source, rate bool) (text string) {
@@ -230,8 +225,7 @@ func sumText(sources []dcgm.Source, rate bool) (text string) {
 	for _, s := range sources {
 		term := s.Selector
 		if rate {
-			term += "[1m]"
-			term = "rate(" + term + ")"
+			term = "rate(" + term + "[1m])"
 		}
 		switch {
 		case s.Weight == -1:
