@@ -150,7 +150,7 @@ var SelfFamilies = [...]Family{
 	gauge(minimal, "podgauge_config_unknown_keys",
 		"Number of ignored unknown keys in the configuration file; the log names each."),
 	gauge(byDefault, "podgauge_dcgm_counters_errors",
-		"Number of mistakes in the file of --metrics.dcgm-counters, whose lines are ignored; the log names the first 100."),
+		"Number of ignored wrong lines in the file of --metrics.dcgm-counters; the log names the first 100."),
 	gauge(byDefault, "podgauge_dcgm_counters_unserved",
 		"Field in the file of --metrics.dcgm-counters that podgauge cannot export; always 1.", "field", "reason"),
 	gauge(minimal, "podgauge_events_up",
