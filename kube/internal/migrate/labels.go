@@ -16,7 +16,14 @@ type label struct {
 	note   string              // what differs
 }
 
-const jobReason = "hpc_job is on nvidia_gpu_allocation_info, which has a series for each job: join it by hand"
+const (
+	jobReason     = "hpc_job is on nvidia_gpu_allocation_info, which has a series for each job: join it by hand"
+	noOwnerReason = "podgauge has no owner (label %s) for faults, limits, modes and properties of a device: " +
+		"join nvidia_gpu_allocated by hand"
+	noInfoReason = "the recorded series has no label %s: group by it in its rule"
+)
+
+var ownerLabels = []string{"namespace", "pod", "container"}
 
 // labelsOfDCGM are the labels of dcgm-exporter, also as Prometheus renames them without honor_labels. Hostname is the
 // label node of the scrape job.

@@ -112,7 +112,7 @@ func TestQueries(t *testing.T) {
 		`DCGM_FI_DEV_SM_CLOCK / $n`:                                                     `(nvidia_gpu_clock_hertz{clock="sm"} / 1000000) / $n`,
 		`sum by (UUID) (DCGM_FI_DEV_GPU_TEMP) or vector(0)`:                             `sum by (uuid) (nvidia_gpu_temperature_celsius{sensor="gpu"}) or vector(0)`,
 		// no translation
-		`DCGM_FI_DEV_$field`:                `! DCGM_FI_DEV_$field: not a field of DCGM that podgauge knows`,
+		`DCGM_FI_DEV_$field`:                `! DCGM_FI_DEV_$field: not in podgauge's table of DCGM's fields`,
 		`{__name__=~"DCGM_FI_PROF_.*"}`:     `! selects names by a pattern: DCGM_FI_PROF_.*`,
 		`DCGM_FI_DEV_BRAND`:                 `! DCGM_FI_DEV_BRAND: podgauge does not read it`,
 		`DCGM_FI_DRIVER_VERSION`:            `! DCGM_FI_DRIVER_VERSION is a text: podgauge has it as label driver_version of nvidia_gpu_info`,

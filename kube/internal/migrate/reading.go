@@ -18,10 +18,7 @@ const (
 	rateReason = "%s is a rate already, and %s of it has no meaning: use rate(%s%s)"
 	sinceStart = "DCGM counts from the driver's start, podgauge from its own for each owner: only an increase, " +
 		"as rate(%s[5m]), is equal"
-	noOwnerReason = "podgauge has no owner (label %s) for faults, limits, modes and properties of a device: " +
-		"join nvidia_gpu_allocated by hand"
-	noInfoReason = "the recorded series has no label %s: group by it in its rule"
-	migNote      = "translations without --mig are equal in clusters without partitioned GPUs"
+	migNote = "translations without --mig are equal in clusters without partitioned GPUs"
 )
 
 // reading translates a term that reads a field.
@@ -159,10 +156,7 @@ func (t *translator) row(
 	return whole + " or " + spread + ")"
 }
 
-var (
-	ownerLabels = []string{"namespace", "pod", "container"}
-	enabledNow  = labels.MustNewMatcher(labels.MatchEqual, "when", "now")
-)
+var enabledNow = labels.MustNewMatcher(labels.MatchEqual, "when", "now")
 
 // at returns a selector of another family at the same time.
 func at(v *parser.VectorSelector, name string, matchers ...*labels.Matcher) string {
