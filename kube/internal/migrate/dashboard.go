@@ -195,6 +195,9 @@ func (t *translator) labelSelector(v *parser.VectorSelector, name string) (selec
 		}
 		out.Name, out.LabelMatchers = "nvidia_gpu_info", slices.Concat(own, info)
 	default:
+		for _, m := range info {
+			t.note("left out the matcher " + m.String() + " of a seriesQuery, which selects no values")
+		}
 		out.Name, out.LabelMatchers = f.sum[0].name, own
 		if f.isSimple() {
 			out.LabelMatchers = slices.Concat(own, f.sum[0].rows[0].matchers)

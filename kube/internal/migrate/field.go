@@ -3,6 +3,7 @@ package migrate
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/dcgm"
@@ -52,8 +53,12 @@ var (
 		`_(bytes|ratio|power_watts|temperature(_margin)?_celsius|clock_hertz|performance_state|throttle_active)$`)
 )
 
-// ofMIGDevices reports whether a family is also read for MIG devices.
-func ofMIGDevices(name string) bool {
+// ofMIGDevices reports whether a row of a family is also read for MIG devices.
+func ofMIGDevices(name string, r row) bool {
+	if name == "nvidia_gpu_ecc_volatile_location_errors_total" {
+		return slices.ContainsFunc(r.matchers, func(m *labels.Matcher) bool { return m.Value == "sram" }) &&
+			slices.ContainsFunc(r.matchers, func(m *labels.Matcher) bool { return m.Value == "uncorrected" })
+	}
 	for _, prefix := range []string{"memory", "bar1_memory", "graphics_engine", "sm", "pipe", "dram"} {
 		if strings.HasPrefix(name, "nvidia_gpu_"+prefix+"_") {
 			return !strings.HasPrefix(name, "nvidia_gpu_memory_controller_")

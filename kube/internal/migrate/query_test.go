@@ -154,6 +154,8 @@ func TestPartitioned(t *testing.T) {
 		`DCGM_FI_DEV_GPU_UTIL`: `nvidia_gpu_utilization_ratio * 100`, // neither exporter has it with MIG devices
 		`sum(DCGM_FI_DEV_FB_FREE)`: `sum((nvidia_gpu_memory_free_bytes unless on (node, uuid, mig_uuid) ` +
 			`nvidia_gpu_mig_enabled{when="now"} == 1) / 1048576)`,
+		`increase(DCGM_FI_DEV_ECC_DBE_VOL_SRM[1h])`: `increase(nvidia_gpu_ecc_volatile_location_errors_total{location="sram",severity="uncorrected"}[1h]) unless ` +
+			`on (node, uuid, mig_uuid) nvidia_gpu_mig_enabled{when="now"} == 1`,
 	} {
 		if r := translate(t, true, query); r.Queries[0].Translation != want {
 			t.Errorf("%s\ngot  %s\nwant %s", query, r.Queries[0].Translation, want)

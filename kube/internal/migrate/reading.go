@@ -133,11 +133,11 @@ func (t *translator) row(
 	switch {
 	case !t.mig && !onlyMIG || u.anyGPU:
 		return text
-	case onlyMIG && (ofMIGDevices(name) || f.ownOnly):
+	case onlyMIG && (ofMIGDevices(name, r) || f.ownOnly):
 		return of(slices.Concat(matchers, []*labels.Matcher{ofMIGDevice})...)
-	case f.ownOnly && !ofMIGDevices(name):
+	case f.ownOnly && !ofMIGDevices(name, r):
 		return text // no value in MIG mode
-	case ofMIGDevices(name):
+	case ofMIGDevices(name, r):
 		return whole + ")"
 	}
 	// The GPU's value on each of its MIG devices, with the device's owner.

@@ -80,9 +80,7 @@ func (m *migration) adapterRule(rule *yaml.Node) {
 		m.add(s, series.Value, "", "seriesQuery selects a series of another exporter: translate the rule by hand")
 		return
 	}
-	for k := range members(get(rule, "resources", "overrides")) {
-		t.outer = append(t.outer, k.Value)
-	}
+	t.outer = objectLabels(rule)
 	selector, _ := t.labelSelector(v, "")
 	t.requireLabels(t.flowOf(v, fieldOf(v.Name)), t.outer)
 	name := t.metricName(rule, v.Name)
@@ -108,13 +106,27 @@ func (m *migration) adapterRule(rule *yaml.Node) {
 	for k := range members(get(rule, "resources", "overrides")) {
 		m.set(k, flow.rename(k.Value))
 	}
-	if template := get(rule, "resources", "template"); template != nil {
-		if flow.rename(strings.ReplaceAll(template.Value, "<<.Resource>>", "pod")) == "pod" {
-			m.set(template, "<<.Resource>>")
-		}
+	if template := get(rule, "resources", "template"); template != nil && flow.rename(podLabel(template)) == "pod" {
+		m.set(template, "<<.Resource>>")
 	}
 	m.served[name] = struct{}{}
 	m.setName(rule, name)
+}
+
+// objectLabels returns the labels by which a rule finds its objects.
+func objectLabels(rule *yaml.Node) (names []string) {
+	for k := range members(get(rule, "resources", "overrides")) {
+		names = append(names, k.Value)
+	}
+	if template := get(rule, "resources", "template"); template != nil {
+		names = append(names, podLabel(template))
+	}
+	return names
+}
+
+// podLabel returns the label of pods by a rule's template.
+func podLabel(template *yaml.Node) string {
+	return strings.ReplaceAll(template.Value, "<<.Resource>>", "pod")
 }
 
 // metricName returns the name that a rule gives its metric:
