@@ -138,9 +138,9 @@ func ownerBeforePlugin(s *caseFixture) {
 	s.waitForListed(got.Name, before)
 	p.wantAllocateCalls(1)
 	next.wantAllocateCalls(0)
-	if now, err := s.k.Pod(s.ctx, pod); err != nil || now.UID != got.UID || now.Phase != "Running" {
-		s.Errorf("pod %+v, %v; want the same pod, running", now, err)
-	}
+	s.waitForStatus("the same pod to run", pod, func(now kubelet.PodStatus) bool { // a restarted kubelet may not know it yet
+		return now.UID == got.UID && now.Phase == "Running"
+	})
 	unallocated := map[string]string{"main[a]": "main[b]", "main[b]": "main[a]"}[before]
 	s.waitForListed(s.runAdmittedPod(s.podSpec("other", 1)).Name, unallocated)
 }
