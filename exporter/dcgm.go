@@ -133,6 +133,9 @@ func (c *dcgmSeries) value(d *deviceRendering, family int) (float64, bool) {
 		return v, err == nil && f.Type != dcgm.Label
 	}
 	sum, terms := c.device[family], len(f.Sources)+len(f.Per)
+	if f.Enum {
+		terms = 1
+	}
 	if sum.samples < terms && !f.OwnOnly {
 		sum = c.gpu[family]
 	}

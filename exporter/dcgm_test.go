@@ -107,6 +107,7 @@ func TestDCGMValues(t *testing.T) {
 			{"DCGM_FI_DEV_FB_USED_PERCENT", "", "0.75"},
 			{"DCGM_FI_DEV_FB_USED_PERCENT", "nvidia_gpu_memory_reserved_bytes", ""},
 			{"DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "", "1028"},
+			{"DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", `nvidia_gpu_throttle_active{reason="hw_power_brake"}`, "1028"},
 			{"DCGM_FI_DEV_COMPUTE_MODE", "", "0"},
 			{"DCGM_FI_DEV_FAN_SPEED", "", "29"},
 			{"DCGM_FI_DEV_POWER_VIOLATION", "", "2.5e+09"},

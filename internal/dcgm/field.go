@@ -47,6 +47,8 @@ type Field struct {
 	Sources []Source
 	// Per divides the sum, without Scale; empty: undivided.
 	Per []Source
+	// Enum marks sums of which the driver may lack states. Other sums need all their sources.
+	Enum bool
 	// Rate makes the field the sum's increase per second.
 	Rate bool
 	// OwnOnly leaves out MIG devices without a value of their own. Other fields have the GPU's value there.
@@ -89,6 +91,7 @@ func counter(number int, name string, scale float64, sources ...string) Field {
 // enum is a gauge whose value is the weight of the current state.
 func enum(number int, name, family, label string, states map[string]float64) Field {
 	f := gauge(number, name, 1)
+	f.Enum = true
 	for state, weight := range states {
 		f.Sources = append(f.Sources, Source{family + "{" + label + `="` + state + `"}`, weight})
 	}
