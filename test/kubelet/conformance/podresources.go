@@ -19,7 +19,8 @@ var podResourcesCases = []kubeletCase{
 	// Google's plugin has such ids.
 	{"ids may have slashes", func(s *caseFixture) {
 		s.registerPlugin(healthy("nvidia0/vgpu0", "nvidia1/gi3", "nvidia1/gi4/vgpu1")...)
-		s.waitForListed(s.runAdmittedPod(s.podSpec("three", 3)).Name, "main[nvidia0/vgpu0 nvidia1/gi3 nvidia1/gi4/vgpu1]")
+		pod := s.runAdmittedPod(s.podSpec("three", 3))
+		s.waitForListed(pod.Name, "main[nvidia0/vgpu0 nvidia1/gi3 nvidia1/gi4/vgpu1]")
 		s.waitForAllocatable("nvidia0/vgpu0", "nvidia1/gi3", "nvidia1/gi4/vgpu1")
 	}},
 	// GetAllocatableResources lacks a device with an empty Topology.

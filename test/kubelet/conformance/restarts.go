@@ -138,7 +138,8 @@ func ownerBeforePlugin(s *caseFixture) {
 	s.waitForListed(got.Name, before)
 	p.wantAllocateCalls(1)
 	next.wantAllocateCalls(0)
-	s.waitForStatus("the same pod to run", pod, func(now kubelet.PodStatus) bool { // a restarted kubelet may not know it yet
+	// A restarted kubelet may not have the status yet.
+	s.waitForStatus("the same pod to run", pod, func(now kubelet.PodStatus) bool {
 		return now.UID == got.UID && now.Phase == "Running"
 	})
 	unallocated := map[string]string{"main[a]": "main[b]", "main[b]": "main[a]"}[before]
