@@ -128,7 +128,7 @@ func (g fixtureGenerator) dcgm() dcgm.Counters {
 	}
 	var file strings.Builder
 	for range g.IntN(40) {
-		f, types := dcgm.Fields[g.IntN(len(dcgm.Fields))], []string{"gauge", "counter", "label"}
+		f, types := dcgm.Fields()[g.IntN(len(dcgm.Fields()))], []string{"gauge", "counter", "label"}
 		fmt.Fprintf(&file, "%s,%s,Help.\n", f.Names[g.IntN(2)].Name, types[g.IntN(3)])
 	}
 	return dcgm.Parse("file", file.String(), generations...)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // Family is a field as a metric family, or as a label of the other families.
@@ -50,8 +51,12 @@ func ParseGenerations(value string) ([]Generation, error) {
 // Defaults are the families of dcgm-exporter's default counters files. A family with the same name in both generations
 // has the labels of both.
 func Defaults(generations ...Generation) (c Counters) {
-	for i := range Fields {
-		f := &Fields[i]
+	if len(generations) == 0 {
+		return c
+	}
+	fields := Fields()
+	for i := range fields {
+		f := &fields[i]
 		for _, g := range generations {
 			n, last := f.Names[g], len(c.Families)-1
 			switch {
@@ -69,24 +74,24 @@ func Defaults(generations ...Generation) (c Counters) {
 // Find returns the field with a name of either generation, or an alias, and its generation. A name of both has the
 // first. It returns nil for names that are not in the table.
 func Find(name string) (*Field, Generation) {
-	f := byName[name]
+	f := byName()[name]
 	if f != nil && f.Names[V49].Name == name && f.Names[V48].Name != name {
 		return f, V49
 	}
 	return f, V48
 }
 
-var byName = func() map[string]*Field {
-	fields := map[string]*Field{}
-	for i := range Fields {
-		f := &Fields[i]
+var byName = sync.OnceValue(func() map[string]*Field {
+	fields, all := map[string]*Field{}, Fields()
+	for i := range all {
+		f := &all[i]
 		for _, name := range append(f.Aliases, f.Names[V48].Name, f.Names[V49].Name) {
 			fields[name] = f
 		}
 	}
 	delete(fields, "") // of fields without a known name
 	return fields
-}()
+})
 
 // ReasonFor returns why podgauge lacks a name that is not in the table.
 func ReasonFor(name string) string {

@@ -13,8 +13,8 @@ import (
 func TestFieldsAreWellFormed(t *testing.T) {
 	selector := regexp.MustCompile(`^nvidia_gpu_[a-z0-9_]+({[a-z]+="[a-z0-9_]+"(,[a-z]+="[a-z0-9_]+")?})?$`)
 	numbers := map[int]bool{}
-	for i := range dcgm.Fields {
-		f := &dcgm.Fields[i]
+	for i := range dcgm.Fields() {
+		f := &dcgm.Fields()[i]
 		old, renamed := f.Names[dcgm.V48], f.Names[dcgm.V49]
 		for i, name := range append([]string{renamed.Name, old.Name}, f.Aliases...) {
 			want := dcgm.V48

@@ -123,8 +123,8 @@ func TestDCGMPage(t *testing.T) {
 		fmt.Fprintf(peer, "%s|%s|%s\n", nameCells(f, name), peerFileCell(t, name), answerCells(f, name))
 	}
 	var unknown []string
-	for i := range dcgm.Fields {
-		f := &dcgm.Fields[i]
+	for i := range dcgm.Fields() {
+		f := &dcgm.Fields()[i]
 		name := f.Names[dcgm.V48].Name
 		for _, s := range slices.Concat(f.Sources, f.Per) {
 			if !rows[s.Selector] && !f.Xid {

@@ -81,7 +81,7 @@ const fieldsAlone = "fields alone"
 
 // fieldNames returns the fields of dcgm-exporter 4.8 and 4.9 that podgauge exports.
 func fieldNames() (all []dcgm.Name) {
-	for _, f := range dcgm.Fields {
+	for _, f := range dcgm.Fields() {
 		for g, n := range f.Names {
 			isRepeated := g == int(dcgm.V49) && n.Name == f.Names[dcgm.V48].Name
 			if n.Name != "" && n.Type != dcgm.Label && f.Missing == "" && !isRepeated {

@@ -167,7 +167,7 @@ func TestPartitioned(t *testing.T) {
 func TestOwners(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/reference/metrics.md")
 	require.NoError(t, err)
-	for _, f := range dcgm.Fields {
+	for _, f := range dcgm.Fields() {
 		if len(f.Sources) == 0 || f.Xid {
 			continue
 		}

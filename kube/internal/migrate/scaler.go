@@ -154,14 +154,12 @@ func (t *translator) metricName(rule *yaml.Node, series string) string {
 
 // setName gives a rule the name under which autoscalers know its metric.
 func (m *migration) setName(rule *yaml.Node, name string) {
-	var node yaml.Node
-	if err := node.Encode(map[string]string{"as": name}); err != nil {
-		panic(fmt.Sprintf("encode a map: %v", err))
-	}
+	text := func(s string) *yaml.Node { return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s} }
+	node := yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{text("as"), text(name)}}
 	switch old := get(rule, "name"); {
 	case m.recording:
 	case old == nil:
-		rule.Content = append(rule.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: "name"}, &node)
+		rule.Content = append(rule.Content, text("name"), &node)
 	case valueOf(old, "as") != name || get(old, "matches") != nil:
 		*old = node
 	}
