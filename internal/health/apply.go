@@ -57,11 +57,14 @@ func (e *engine) tick(t tick) {
 	e.checkRestart(t.stored)
 	e.removeExpired()
 	e.applyRetirements()
-	e.publish()
-	e.publishMissing()
-	if e.saveDue() {
+	if e.saveDue() { // before the publication: the file never has an incident without its fault
+		for _, g := range e.gpus { // here only, as changes of counts alone are frequent
+			g.updateXids()
+		}
 		e.save()
 	}
+	e.publish()
+	e.publishMissing()
 	e.answerRequests()
 	e.advanceRelease(t.idle)
 	if e.phase == phaseActive {

@@ -117,13 +117,23 @@ type monitorRun struct {
 	inventory    device.Inventory
 	monitor      *health.Monitor
 	saved        health.History // newest history
+	unsaved      error          // a fault was published before it was saved
 	healthEvents []device.HealthEvent
 	ctx          context.Context // of Run
 	stop         func() error
 }
 
 // SaveHealth and Stored are called only by the Monitor.
-func (p *monitorRun) SaveHealth(h health.History, _ bool) { p.saved = reloaded(h) }
+func (p *monitorRun) SaveHealth(h health.History, _ bool) {
+	statuses, _ := p.inventory.Get()
+	for _, s := range statuses {
+		before, now := findRecord(p.saved, s.GPU, "").Reason, findRecord(h, s.GPU, "").Reason
+		if s.Reason != "" && s.Reason != before && s.Reason == now {
+			p.unsaved = fmt.Errorf("%s of %s was published before it was saved", s.Reason, s.GPU)
+		}
+	}
+	p.saved = reloaded(h)
+}
 
 func (p *monitorRun) Stored() bool { return true }
 
@@ -164,7 +174,7 @@ func (w *fakeBackend) newRun(ctx context.Context, previous health.History) *moni
 				*g = state
 			}
 		})
-		return nil
+		return p.unsaved
 	})
 	return p
 }

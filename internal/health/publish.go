@@ -15,11 +15,6 @@ import (
 // incomplete rejects the pods with the missing devices. Later a GPU that is not
 // assessed is left out.
 func (e *engine) publish() {
-	if e.saveDue() { // changes of counts alone are frequent
-		for _, g := range e.gpus {
-			g.updateXids()
-		}
-	}
 	statuses := make([]device.Status, 0, len(e.devices))
 	for _, d := range e.devices {
 		if e.published == nil && (!d.gpu.assessed || e.awaitsRecovery(d)) {
