@@ -46,10 +46,11 @@ func (e *engine) apply(ev event, now time.Time) []effect {
 	case stopped:
 		e.stop(ev.cause)
 	}
+	e.saveIfDue()
 	return e.effects
 }
 
-// tick derives, publishes and saves the results of the events, and starts the
+// tick derives, saves and publishes the results of the events, and starts the
 // calls that are due.
 func (e *engine) tick(t tick) {
 	e.calls = t.calls
@@ -57,12 +58,7 @@ func (e *engine) tick(t tick) {
 	e.checkRestart(t.stored)
 	e.removeExpired()
 	e.applyRetirements()
-	if e.saveDue() { // before the publication: the file never has an incident without its fault
-		for _, g := range e.gpus { // here only, as changes of counts alone are frequent
-			g.updateXids()
-		}
-		e.save()
-	}
+	e.saveIfDue()
 	e.publish()
 	e.publishMissing()
 	e.answerRequests()

@@ -117,22 +117,20 @@ type monitorRun struct {
 	inventory    device.Inventory
 	monitor      *health.Monitor
 	saved        health.History // newest history
-	unsaved      error          // a fault was published before it was saved
+	unsaved      error          // an event came before its fault was saved
 	healthEvents []device.HealthEvent
 	ctx          context.Context // of Run
 	stop         func() error
 }
 
 // SaveHealth and Stored are called only by the Monitor.
-func (p *monitorRun) SaveHealth(h health.History, _ bool) {
-	statuses, _ := p.inventory.Get()
-	for _, s := range statuses {
-		before, now := findRecord(p.saved, s.GPU, "").Reason, findRecord(h, s.GPU, "").Reason
-		if s.Reason != "" && s.Reason != before && s.Reason == now {
-			p.unsaved = fmt.Errorf("%s of %s was published before it was saved", s.Reason, s.GPU)
-		}
+func (p *monitorRun) SaveHealth(h health.History, _ bool) { p.saved = reloaded(h) }
+
+func (p *monitorRun) recordHealthEvent(e device.HealthEvent) {
+	p.healthEvents = append(p.healthEvents, e)
+	if e.MarkedUnhealthy && findRecord(p.saved, e.GPU, "").Reason == "" {
+		p.unsaved = fmt.Errorf("%s of %s: event before the fault is saved", e.Reason, e.GPU)
 	}
-	p.saved = reloaded(h)
 }
 
 func (p *monitorRun) Stored() bool { return true }
@@ -147,7 +145,7 @@ func (w *fakeBackend) newRun(ctx context.Context, previous health.History) *moni
 	readers := health.NewReaders(w)
 	p.monitor = health.NewMonitor(w, readers, &p.inventory, health.Options{
 		Log: slog.New(slog.DiscardHandler), History: previous, Store: p,
-		OnHealthEvent: func(e device.HealthEvent) { p.healthEvents = append(p.healthEvents, e) },
+		OnHealthEvent: p.recordHealthEvent,
 	})
 	ctx, cancel := context.WithCancel(ctx)
 	p.ctx = ctx

@@ -77,12 +77,17 @@ const (
 	historySaveInterval = time.Minute            // between saves of the energy counters of devices that need a reset
 )
 
-// saveDue reports whether the history must be saved now. Then the counts are
-// published as well.
-func (e *engine) saveDue() bool {
+// saveIfDue saves the history if that is due. Then the counts are published as
+// well: changes of counts alone are frequent.
+func (e *engine) saveIfDue() {
 	since := e.now.Sub(e.savedAt)
-	return e.unsaved == saveNow || e.unsaved == saveSoon && since >= saveInterval ||
-		since >= historySaveInterval && e.awaitsReset()
+	if e.unsaved == saveNow || e.unsaved == saveSoon && since >= saveInterval ||
+		since >= historySaveInterval && e.awaitsReset() {
+		for _, g := range e.gpus {
+			g.updateXids()
+		}
+		e.save()
+	}
 }
 
 // awaitsReset reports whether a device needs a reset, which a later process
@@ -98,7 +103,8 @@ func (e *engine) awaitsReset() bool {
 	return false
 }
 
-// save saves the records of all devices, ordered by GPU and device.
+// save saves the records of all devices, ordered by GPU and device. It is the
+// first effect: the file must not have an incident without the fault behind it.
 func (e *engine) save() {
 	list := slices.Collect(maps.Values(e.absent))
 	for _, g := range e.gpus {
@@ -110,7 +116,7 @@ func (e *engine) save() {
 	}
 	slices.SortFunc(list, Record.compare)
 	history := History{Records: list, Lost: e.historyLost, DriverRestarts: e.restarts}
-	e.emit(save{history, e.unsaved == saveNow})
+	e.effects = slices.Insert(e.effects, 0, effect(save{history, e.unsaved == saveNow}))
 	e.unsaved, e.savedAt = saved, e.now
 }
 
