@@ -36,6 +36,8 @@ var scriptActions = map[string]scriptAction{
 
 	"set":       {"DEVICE ROW VALUE", 3, 3, onDevice(setRow((*Machine).SetValue))},
 	"rise":      {"DEVICE ROW PER_SECOND", 3, 3, onDevice(setRow((*Machine).SetRate))},
+	"work":      {"DEVICE KIND", 2, 2, setWork},
+	"slow":      {"DEVICE FRACTION", 2, 2, onDevice(slowGPU)},
 	"xid":       {"DEVICE CODE [TIMES]", 2, 3, onDevice(reportXids)},
 	"reset":     {"DEVICE", 1, 1, onDevice(withoutArgs((*Machine).ResetGPU))},
 	"stall":     {"DEVICE", 1, 1, onDevice(withoutArgs((*Machine).HangGPU))},
@@ -141,24 +143,51 @@ func (n *VirtualNode) findDevice(text string) (device.ID, error) {
 // deviceOfPod returns the first device of a pod, or the device of the time when
 // the script last named the pod.
 func (n *VirtualNode) deviceOfPod(text string) (device.ID, error) {
-	p, err := parsePod(text)
-	if err != nil {
-		return "", err
-	}
-	status, err := n.Kubelet.Pod(p)
-	for _, c := range status.Containers {
-		for _, d := range c.Devices {
-			n.deviceByPod[text] = device.AdvertisedID(d.ID).Device()
-			return n.deviceByPod[text], nil
-		}
+	ids, err := n.devicesOfPod(text)
+	if len(ids) > 0 {
+		n.deviceByPod[text] = ids[0]
+		return ids[0], nil
 	}
 	if id, ok := n.deviceByPod[text]; ok {
 		return id, nil
 	}
-	if err == nil {
+	return "", err
+}
+
+// devicesOfPod returns the devices of a pod, and an error if there are none.
+func (n *VirtualNode) devicesOfPod(text string) (ids []device.ID, err error) {
+	p, err := parsePod(text)
+	if err != nil {
+		return nil, err
+	}
+	status, err := n.Kubelet.Pod(p)
+	for _, c := range status.Containers {
+		for _, d := range c.Devices {
+			ids = append(ids, device.AdvertisedID(d.ID).Device())
+		}
+	}
+	if len(ids) == 0 && err == nil {
 		err = fmt.Errorf("pod %s has no device", text)
 	}
-	return "", err
+	return ids, err
+}
+
+// setWork sets the work of a device, or of all devices of a pod.
+func setWork(_ context.Context, n *VirtualNode, args []string) error {
+	find := n.devicesOfPod
+	if !strings.Contains(args[0], "/") {
+		find = func(text string) ([]device.ID, error) {
+			id, err := n.findDevice(text)
+			return []device.ID{id}, err
+		}
+	}
+	ids, err := find(args[0])
+	for _, id := range ids {
+		if err == nil {
+			err = n.Machine.SetWork(id, args[1])
+		}
+	}
+	return err
 }
 
 func onMachine(do func(*Machine)) actionFunc {
@@ -198,6 +227,15 @@ func setRow(set func(m *Machine, id device.ID, row string, v float64)) func(*Mac
 		}
 		return err
 	}
+}
+
+// slowGPU has the further argument FRACTION.
+func slowGPU(m *Machine, id device.ID, args []string) error {
+	fraction, err := strconv.ParseFloat(args[0], 64)
+	if err == nil {
+		m.SetSlowdown(id, fraction)
+	}
+	return err
 }
 
 func partitionGPU(m *Machine, id device.ID, profiles []string) error {

@@ -51,7 +51,8 @@ func (m *Machine) ResetGPU(id device.ID) {
 	m.updateDevice(id, func(g *simGPU) {
 		g.fault, g.hung, g.removed, g.repairPending = nil, false, false, false
 		g.resets++
-		g.joules, g.loadSeconds, g.accumulatedAt = 0, 0, m.now()
+		g.slowdown = 0
+		g.joules, g.loadSeconds, g.trafficSeconds, g.slowSeconds, g.accumulatedAt = 0, 0, 0, 0, m.now()
 	})
 }
 

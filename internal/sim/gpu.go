@@ -25,11 +25,14 @@ type simGPU struct {
 	energyCounter uint64 // of the latest Check
 	repairPending bool
 
-	baseLoad            float64 // 0 to 1, without the load of processes
-	joules, loadSeconds float64 // integrals of power and load from the last reset to accumulatedAt
-	accumulatedAt       time.Time
-	fixedValues         map[string]float64 // by row
-	ramps               map[string]ramp    // by row
+	baseLoad float64 // 0 to 1, without the load of processes
+	work     *work   // nil: everything is proportional to the load
+	slowdown float64 // 0 to 1, by which clocks and power are lower
+	// Integrals from the last reset to accumulatedAt.
+	joules, loadSeconds, trafficSeconds, slowSeconds float64
+	accumulatedAt                                    time.Time
+	fixedValues                                      map[string]float64 // by row
+	ramps                                            map[string]ramp    // by row
 }
 
 // simMIGDevice is a MIG device of a simulated GPU.
@@ -120,8 +123,12 @@ func (g *simGPU) acceptsProcesses(id device.ID) bool {
 	return !g.MIGEnabled && id == g.ID || g.migDevice(id) != nil
 }
 
+// removeProcesses removes processes. Their kind of work ends with the last.
 func (g *simGPU) removeProcesses(matches func(simProcess) bool) {
 	g.processes = slices.DeleteFunc(g.processes, matches)
+	if len(g.processes) == 0 {
+		g.work = nil
+	}
 }
 
 func (g *simGPU) memoryUsed() float64 {
@@ -151,15 +158,22 @@ func (g *simGPU) bar1Used() float64 {
 	}
 }
 
-// load returns the load of the GPU, 0 to 1.
-func (g *simGPU) load() float64 {
+// load returns the fraction of time with a running kernel.
+func (g *simGPU) load() float64 { return g.usage().kernels }
+
+// usage returns what the GPU does now.
+func (g *simGPU) usage() work {
 	_, load := g.processUsage(g.ID)
 	load += g.baseLoad
 	for _, d := range g.migDevices {
 		_, ofDevice := g.processUsage(d.ID)
 		load += ofDevice * float64(d.size.computeSlices) / computeSlicesPerGPU
 	}
-	return min(load, 1)
+	load = min(load, 1)
+	if g.work != nil && load > 0 {
+		return *g.work
+	}
+	return work{load, load, load, load, load}
 }
 
 // migLoad returns the load of the whole GPU.
@@ -170,21 +184,32 @@ func (g *simGPU) migLoad() (load float64) {
 	return min(load, 1)
 }
 
-func (g *simGPU) celsius() float64 { return g.model.idleCelsius + float64(g.Index) + 30*g.load() }
+func (g *simGPU) celsius() float64 {
+	return g.model.idleCelsius + float64(g.Index) + 30*g.usage().power
+}
 
-func (g *simGPU) watts() float64 { return g.byLoad(g.model.idleWatts, g.model.maxLimitWatts) }
+func (g *simGPU) watts() float64 {
+	return g.model.idleWatts + (g.model.maxLimitWatts-g.model.idleWatts)*g.usage().power*(1-g.slowdown)
+}
 
 // byLoad grows from the value of an idle GPU to the value at full load.
 func (g *simGPU) byLoad(idle, full float64) float64 { return idle + (full-idle)*g.load() }
 
 // linkBytes is the traffic of a single NVLink, a third of the bandwidth at full
 // load.
-func (g *simGPU) linkBytes() float64 { return g.model.nvlinkBytes / 3 * g.loadSeconds }
+func (g *simGPU) linkBytes() float64 { return g.model.nvlinkBytes / 3 * g.trafficSeconds }
 
 // accumulate is called before each change of the load, and before each reading.
 func (g *simGPU) accumulate(now time.Time) {
 	seconds := now.Sub(g.accumulatedAt).Seconds()
-	g.joules, g.loadSeconds, g.accumulatedAt = g.joules+g.watts()*seconds, g.loadSeconds+g.load()*seconds, now
+	usage := g.usage()
+	g.joules += g.watts() * seconds
+	g.loadSeconds += usage.kernels * seconds
+	g.trafficSeconds += usage.traffic * seconds
+	if g.slowdown > 0 {
+		g.slowSeconds += seconds
+	}
+	g.accumulatedAt = now
 }
 
 // makeInstances returns each GPU instance as a small GPU, under the first MIG

@@ -2,6 +2,7 @@ package sim_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -112,6 +113,30 @@ func TestPowerAndEnergyFollowLoad(t *testing.T) {
 	expect.Equal(t, values()[clock], 62, "growing value")
 	m.ResetGPU(id)
 	expect.Equal(t, values()[energy], 0, "energy after a reset J")
+}
+
+// TestWork checks that the power follows the kind of work, which ends with the
+// last process, and that a slow GPU has lower clock and power.
+func TestWork(t *testing.T) {
+	m := sim.NewMachine(testRows, 1, time.Now)
+	id := m.AllocatableIDs()[0]
+	const power, clock = "nvidia_gpu_power_watts", "nvidia_gpu_clock_hertz sm"
+	value := func(row string) float64 { return math.Round(metricValues(t, m, device.GPU(id))[id][row]) }
+	require.NoError(t, m.SetWork(id, "training"))
+	expect.Equal(t, value(power), 70, "idle power W")
+	m.StartProcess(id, 1, 1e9, 1)
+	require.NoError(t, m.SetWork(id, "training"))
+	expect.Equal(t, value(power), 70+567, "power of training W")
+	require.NoError(t, m.SetWork(id, "waiting"))
+	expect.Equal(t, value(power), 102, "power of waiting W")
+	expect.Equal(t, value(clock), 1980e6, "clock of waiting Hz")
+	m.SetSlowdown(id, 0.5)
+	expect.Equal(t, value(power), 86, "power of a slow GPU W")
+	expect.Equal(t, value(clock), 990e6, "clock of a slow GPU Hz")
+	m.ResetGPU(id)
+	m.StopProcess(1)
+	m.StartProcess(id, 2, 1e9, 1)
+	expect.Equal(t, value(power), 700, "power of the next process W")
 }
 
 // TestPlacements compares placements with NVML's on real GPUs. Instances do not

@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -14,7 +16,8 @@ import (
 // Times start when the kubelet has devices. A device is an index ("3"), a GPU's
 // index and a MIG device's ("3.1"), or the first device of a pod
 // ("team-a/train-0"), also after the pod's end if an earlier line named the
-// device so. The actions are in the table scriptActions.
+// device so. The actions are in the table scriptActions. "work" is about all
+// devices of a pod.
 type Script struct {
 	Machine string // a name for NewNamedMachine, from the line "machine NAME"; default h100
 	Steps   []Step
@@ -30,4 +33,12 @@ type Step struct {
 
 func (s Step) String() string {
 	return fmt.Sprintf("line %d: %s %s", s.Line, s.Action, strings.Join(s.Args, " "))
+}
+
+// RunOn runs an action about a machine, at once.
+func (s Step) RunOn(ctx context.Context, m *Machine) error {
+	if s.Action == "kubelet" || strings.Contains(strings.Join(s.Args[:min(1, len(s.Args))], ""), "/") {
+		return errors.New("the kubelet and the pods of this node are not simulated")
+	}
+	return scriptActions[s.Action].run(ctx, &VirtualNode{Machine: m}, s.Args)
 }

@@ -152,6 +152,8 @@ func TestScript(t *testing.T) {
 		0s pod a/works main=1
 		0s pod a/rests main=1 idle
 		0s set a/rests nvidia_gpu_power_watts 42
+		0s work a/works waiting
+		0s slow a/works 0.5
 		0s kubelet silent
 		0s kubelet well
 		0s wedge
@@ -202,6 +204,10 @@ func TestScriptErrors(t *testing.T) {
 		"0s fail b":                            "expected NAMESPACE/NAME",
 		"0s pod a/b main":                      "expected CONTAINER=COUNT[,RESOURCE]",
 		"0s kubelet naps":                      `unknown behavior "naps"`,
+		"0s work 0 sleep":                      `unknown work "sleep", expected checkpoint, data-loading, evaluation`,
+		"0s work 9 training":                   `"9" is not a device`,
+		"0s work a/b training":                 "no such pod",
+		"0s slow 0 much":                       "invalid syntax",
 		"0s pod a/b main=0\n0s reset a/b":      "pod a/b has no device",
 		"0s delete a/b":                        "no such pod",
 		"0s xid 0 79 often":                    "invalid syntax",

@@ -70,20 +70,20 @@ var valueRules = []valueRule{
 		`clock_hertz{clock="video"}`, all,
 		func(g *simGPU) float64 { return g.byLoad(g.model.idleVideo, g.model.maxVideo) },
 	},
-	{"clock_hertz", all, func(g *simGPU) float64 { return g.byLoad(g.model.idleSM, g.model.maxSM) }},
+	{"clock_hertz", all, func(g *simGPU) float64 { return g.byLoad(g.model.idleSM, g.model.maxSM) * (1 - g.slowdown) }},
 	{`clock_max_hertz{clock="video"}`, all, func(g *simGPU) float64 { return g.model.maxVideo }},
 	{"clock_max_hertz", all, func(g *simGPU) float64 { return g.model.maxSM }},
 	{"performance_state", all, nil},
 
-	{"pcie_transmit_bytes_total", fromAmpere, func(g *simGPU) float64 { return g.model.pcieBytes / 2 * g.loadSeconds }},
-	{"pcie_receive_bytes_total", fromAmpere, func(g *simGPU) float64 { return g.model.pcieBytes * g.loadSeconds }},
+	{"pcie_transmit_bytes_total", fromAmpere, func(g *simGPU) float64 { return g.model.pcieBytes / 2 * g.trafficSeconds }},
+	{"pcie_receive_bytes_total", fromAmpere, func(g *simGPU) float64 { return g.model.pcieBytes * g.trafficSeconds }},
 	{"pcie_link_generation pcie_link_generation_max", all, func(g *simGPU) float64 { return g.model.pcieGeneration }},
 	{"pcie_link_width pcie_link_width_max", all, constant(16)},
 	{"pcie_replays_total pcie_replay_rollovers_total", all, nil},
 	{"pcie_errors_total", fromHopper, nil},
 
 	{"utilization_ratio", all | wholeGPU, linearInLoad(0, 1)},
-	{"memory_controller_utilization_ratio", all | wholeGPU, linearInLoad(0, 0.5)},
+	{"memory_controller_utilization_ratio", all | wholeGPU, linearInMath(0.5)},
 	{"encoder_utilization_ratio", all | wholeGPU, nil},
 	{"decoder_utilization_ratio", all | wholeGPU, linearInLoad(0, 0.125)},
 	{"jpeg_utilization_ratio ofa_utilization_ratio", all | wholeGPU, nil},
@@ -92,17 +92,19 @@ var valueRules = []valueRule{
 		func(g *simGPU) float64 { return boolValue(g.watts() >= g.model.maxLimitWatts) },
 	},
 	{`throttle_seconds_total{reason="sw_power_cap"}`, all, func(g *simGPU) float64 { return 0.02 * g.loadSeconds }},
+	{`throttle_active{reason="hw_thermal"}`, all, func(g *simGPU) float64 { return boolValue(g.slowdown > 0) }},
+	{`throttle_seconds_total{reason="hw_thermal"}`, all, func(g *simGPU) float64 { return g.slowSeconds }},
 	{"throttle_active throttle_seconds_total", all, nil},
 
 	// GPU instances have these rows as well.
 	{"graphics_engine_active_ratio", fromHopper, linearInLoad(0, 1)},
-	{"sm_active_ratio", fromHopper, linearInLoad(0, 0.9)},
-	{"sm_occupancy_ratio", fromHopper, linearInLoad(0, 0.4)},
-	{`pipe_active_ratio{pipe="tensor|hmma"}`, fromHopper, linearInLoad(0, 0.5)},
-	{`pipe_active_ratio{pipe="fp32"}`, fromHopper, linearInLoad(0, 0.125)},
-	{`pipe_active_ratio{pipe="int"}`, fromHopper, linearInLoad(0, 0.25)},
+	{"sm_active_ratio", fromHopper, func(g *simGPU) float64 { return 0.9 * g.usage().multiprocessors }},
+	{"sm_occupancy_ratio", fromHopper, func(g *simGPU) float64 { return 0.4 * g.usage().multiprocessors }},
+	{`pipe_active_ratio{pipe="tensor|hmma"}`, fromHopper, linearInMath(0.5)},
+	{`pipe_active_ratio{pipe="fp32"}`, fromHopper, linearInMath(0.125)},
+	{`pipe_active_ratio{pipe="int"}`, fromHopper, linearInMath(0.25)},
 	{"pipe_active_ratio", fromHopper, nil},
-	{"dram_bandwidth_utilization_ratio", fromHopper, linearInLoad(0, 0.6)},
+	{"dram_bandwidth_utilization_ratio", fromHopper, linearInMath(0.6)},
 
 	{
 		"nvlink_transmit_bytes_total nvlink_receive_bytes_total", fromAmpere,
@@ -160,6 +162,11 @@ func constant(v float64) func(*simGPU) float64 { return func(*simGPU) float64 { 
 // linearInLoad grows by perLoad from idle to full load.
 func linearInLoad(idle, perLoad float64) func(*simGPU) float64 {
 	return func(g *simGPU) float64 { return idle + perLoad*g.load() }
+}
+
+// linearInMath grows with what kernels compute, to atFull.
+func linearInMath(atFull float64) func(*simGPU) float64 {
+	return func(g *simGPU) float64 { return atFull * g.usage().math }
 }
 
 func ifOn(on generations) func(*simGPU) float64 {
