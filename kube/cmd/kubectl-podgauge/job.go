@@ -58,6 +58,7 @@ type jobDocument struct {
 	Summary    []string   `json:"summary"`
 	FirstFault *jobEvent  `json:"first_fault,omitempty"` // absent: no fault of the hardware
 	Events     []jobEvent `json:"events"`
+	jobConditions
 }
 
 func newJobCommand(c *client) *cobra.Command {
@@ -120,14 +121,20 @@ func (r *jobReport) run(ctx context.Context, c *client) (result, error) {
 			records = append(records, r.pods.unownedFaults(a.Node, a.Response)...)
 		}
 	}
+	var conditions jobConditions
 	if r.prometheus.given() {
 		past, err := r.prometheus.jobRecords(ctx, c.timeout, &r.pods, begin, records, answers)
+		if err == nil {
+			conditions, err = r.prometheus.jobConditions(ctx, c.timeout, &r.pods)
+		}
 		if err != nil {
 			res.failed = append(res.failed, "Prometheus: "+err.Error())
 		}
 		records = mergeRecords(records, past)
 	}
 	document := r.newDocument(begin, records, len(res.failed) > 0)
+	document.jobConditions = conditions
+	document.Summary = append(document.Summary, conditions.summary()...)
 	if document.Pods == 0 && len(document.Events) == 0 {
 		res.failed = append(res.failed, document.title()+": no pod, and no incident of one"+r.prometheus.hint())
 	} else {

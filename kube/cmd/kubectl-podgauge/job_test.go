@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/helpers/expect"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 	"github.com/prometheus/common/model"
 	corev1 "k8s.io/api/core/v1"
@@ -237,5 +239,57 @@ func TestJobOfRemovedNodes(t *testing.T) {
 		`last_over_time(nvidia_gpu_allocation_info{namespace="serving",label_gpu!~"a|b\\.c",label_team=~"blue",label_x=~"",label_y=~".+"}[1w]) or `,
 	} {
 		expect.Contains(t, queries, query, "missing query", query, "in\n")
+	}
+}
+
+// TestJobThatWaits checks the lines and the JSON about a hung collective, its culprit and stragglers.
+func TestJobThatWaits(t *testing.T) {
+	c, _ := newJobCluster(t)
+	c.nodes["node-a"].incidents.Incidents, c.nodes["node-b"].incidents.Incidents = nil, nil
+	since := time.Date(2026, 11, 27, 12, 3, 0, 0, time.Local)
+	gpu := func(index string, more ...string) model.Metric {
+		m := model.Metric{"node": "node-b", "gpu": model.LabelValue(index), "uuid": gpu0, "namespace": "research", "pod": "train-1", "workload": "job/train"}
+		for i := 0; i < len(more); i += 2 {
+			m[model.LabelName(more[i])] = model.LabelValue(more[i+1])
+		}
+		return m
+	}
+	sample := func(m model.Metric, value float64) []model.Sample {
+		return []model.Sample{{Metric: m, Value: model.SampleValue(value)}}
+	}
+	waits := func(evidence string) []model.Sample {
+		return sample(model.Metric{"namespace": "research", "workload": "job/train", "evidence": model.LabelValue(evidence)}, float64(since.Unix()))
+	}
+	const waiting = "workload_evidence:podgauge_waiting_since_timestamp_seconds:min"
+	const slow = "gpu_workload_model_reason:podgauge_straggler:deviation10m"
+	const line = "research/train: no fault of the hardware affected 5 pods on 2 nodes\n"
+	for want, families := range map[string]map[string][]model.Sample{
+		"": nil,
+		"job/train: all 16 GPUs wait since 2026-11-27 12:03: utilization 100 %, tensor cores and power near idle\n": {waiting: waits("activity")},
+		"job/train: all 16 GPUs wait since 2026-11-27 12:03: utilization 100 %, power near idle\n":                  {waiting: waits("power")},
+		"job/train: all GPUs but GPU 3 on node node-b (train-1) wait since 2026-11-27 12:03: utilization 100 %, power near idle\n": {
+			"gpu_workload:podgauge_culprit_since_timestamp_seconds:min": sample(gpu("3"), float64(since.Unix())),
+		},
+		"slow: GPU 5 on node node-b (train-1): SM clock 40 % below the median\n" +
+			"slow: GPU 4 on node node-b (train-1): throttled for 30 % of the time more than the median\n": {
+			slow: append(sample(gpu("4", "reason", "throttling"), 0.3), sample(gpu("5", "reason", "sm_clock"), -0.4)...),
+		},
+	} {
+		p := &fakePrometheus{families: map[string][]model.Sample{"workload:podgauge_gpus:count": sample(model.Metric{"workload": "job/train"}, 16)}}
+		maps.Copy(p.families, families)
+		url, config := p.serve(t)
+		args := []string{"job", "train", "-n=research", "--prometheus=" + url, "--prometheus-config=" + config}
+		if out, errs, status := c.run(nil, args...); status != cli.ExitOK || errs != "" || out != line+want {
+			t.Errorf("got status %d, %s%s, want %s", status, out, errs, want)
+		}
+		expect.Contains(t, strings.Join(p.queries, "\n"),
+			waiting+`{namespace="research",workload=~"job/train(-(raycluster-)?[a-z0-9]{5})?|train-1|train-2|train-3|train-4|train-5"}`)
+		out, _, _ := c.run(nil, append(args, "-o=json")...)
+		var d jobDocument
+		require.NoError(t, json.Unmarshal([]byte(out), &d))
+		expect.Equal(t, len(d.Waiting)+len(d.Stragglers), strings.Count(want, "\n"), out)
+		if len(d.Waiting) > 0 && (!d.Waiting[0].Since.Equal(since) || d.Waiting[0].GPUs != 16) {
+			t.Error(out)
+		}
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
-var ruleFiles = []string{"podgauge.rules.yaml", "podgauge.recording.yaml", "podgauge.profiling.yaml"}
+var ruleFiles = []string{"podgauge.rules.yaml", "podgauge.recording.yaml", "podgauge.jobs.yaml", "podgauge.profiling.yaml"}
 
 // chartCopies returns the chart's rules and dashboards: the repository's, with <owner> before the owner labels. The templates replace
 // it by the value ownerLabelPrefix. Helm does not read files outside a chart's folder.
@@ -118,11 +118,11 @@ func TestRules(t *testing.T) {
 			return !slices.ContainsFunc(words, func(word string) bool { return strings.Contains(rule, word) })
 		}
 	}
-	const recording, profiling = "podgauge-recording ", "podgauge-profiling "
+	const recording, jobs, profiling = "podgauge-recording ", "podgauge-jobs ", "podgauge-profiling "
 	for values, isEnabled := range map[string]func(rule string) bool{
 		`prometheusRule: {enabled: true}`: lacks(profiling),
 		cordoned:                          lacks(profiling),
-		`prometheusRule: {enabled: true, recording: false, profiling: true}`:            lacks(recording),
+		`prometheusRule: {enabled: true, recording: false, jobs: false, profiling: true}`: lacks(recording, jobs),
 		`prometheusRule: {enabled: true, alerts: {` + disabled + `: {enabled: false}}}`: lacks(profiling, `"`+disabled+`"`),
 	} {
 		want := rules(strings.NewReplacer())
@@ -165,8 +165,8 @@ func TestOwnerLabelPrefix(t *testing.T) {
 			}
 		}
 	}
-	if len(rules) != 4 || plain != 3 {
-		t.Errorf("got %d PrometheusRules and %d series of kube-state-metrics, want 4 and 3", len(rules), plain)
+	if len(rules) != 5 || plain != 3 {
+		t.Errorf("got %d PrometheusRules and %d series of kube-state-metrics, want 5 and 3", len(rules), plain)
 	}
 	panels := 0
 	for _, m := range decodeAll[core.ConfigMap](t, mustRender(t, values)) {
@@ -181,6 +181,14 @@ func TestOwnerLabelPrefix(t *testing.T) {
 	}
 	if panels < 100 {
 		t.Errorf("got %d queries and legends", panels)
+	}
+}
+
+// TestJobLabel checks that the rules for jobs have the label of the value jobLabel.
+func TestJobLabel(t *testing.T) {
+	text := string(joinObjects(mustRender(t, `{prometheusRule: {enabled: true, jobLabel: example.com/my-run}}`)))
+	if !strings.Contains(text, `"label_example_com_my_run"`) || strings.Contains(text, `"label_job"`) {
+		t.Error("the rules lack the label of the value jobLabel")
 	}
 }
 
@@ -200,7 +208,7 @@ func rulesByName(spec monitoring.PrometheusRuleSpec) map[string]string {
 	for _, g := range spec.Groups {
 		for _, r := range g.Rules {
 			text, _ := json.Marshal(r)
-			all[g.Name+" "+r.Alert+r.Record+r.Labels["pipe"]] = string(text)
+			all[g.Name+" "+r.Alert+r.Record+r.Labels["pipe"]+r.Labels["evidence"]+r.Labels["reason"]] = string(text)
 		}
 	}
 	return all

@@ -40,7 +40,7 @@ var placeholder = regexp.MustCompile(`="[A-Z]+"`)
 var familyPattern = regexp.MustCompile(`\b(nvidia_gpu|podgauge)_[a-z0-9_]+`)
 
 // recordedPattern matches names of recorded series.
-var recordedPattern = regexp.MustCompile(`\b(device|gpu|node|namespace)\w*:\w+:\w+`)
+var recordedPattern = regexp.MustCompile(`\b(device|gpu|node|namespace|workload)\w*:\w+:\w+`)
 
 // missingFrom returns the wanted texts that are missing in another list.
 func missingFrom(wanted, list []string) []string {

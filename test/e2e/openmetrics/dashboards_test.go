@@ -108,6 +108,10 @@ func TestRecordingRules(t *testing.T) {
 	for _, r := range serviceRules(t) {
 		check(r, slices.Sorted(slices.Values(slices.Concat([]string{"cluster", "node"}, serviceSeries[r.Record]))))
 	}
+	for _, r := range jobRecordings(t) {
+		ofSeries := append([]string{"cluster"}, jobSeries[r.Record]...)
+		check(r, slices.DeleteFunc(slices.Sorted(slices.Values(ofSeries)), func(l string) bool { return r.Labels[l] != "" }))
+	}
 }
 
 // levelLabels returns the labels in the first part of a name. The words device and container stand for several labels.
@@ -163,10 +167,14 @@ func (c familyCatalogue) checkExpr(expr string) (labelValuesByName, []string) {
 	return a.labels(parsed), a.wrong
 }
 
-// mixedSources returns the queries that read raw series in a dashboard with recorded series, or recorded series in another dashboard.
+// mixedSources returns the queries that read raw series in a dashboard with recorded series, or recorded series in another dashboard,
+// except those of jobs.
 func (b dashboardModel) mixedSources(recorded bool) (wrong []string) {
 	recordPattern := regexp.MustCompile(`\w:\w`)
 	for _, q := range b.targets() {
+		if strings.Contains(q.Expr, "workload") {
+			continue
+		}
 		if recordPattern.MatchString(q.Expr) != recorded || recorded && rawFamilyPattern.MatchString(q.Expr) {
 			wrong = append(wrong, q.title+": "+q.Expr+": unexpected raw or recorded series")
 		}

@@ -54,6 +54,25 @@ var serviceSeries = map[string][]string{
 	"gpu_model:podgauge_nvlink_links_expected:max7d": {"uuid", "model"},
 }
 
+// jobSeries are the series recorded by the jobs' file.
+var jobSeries = map[string][]string{
+	"gpu_workload:podgauge_allocated:group3m":                        jobGPU,
+	"workload:podgauge_gpus:count":                                   {"namespace", "workload"},
+	"gpu_workload:podgauge_low_power:max2m":                          jobGPU,
+	"gpu_workload_evidence:podgauge_waiting:min2m":                   append(jobGPU, "evidence"),
+	"gpu_workload_evidence:podgauge_waiting:min10m":                  append(jobGPU, "evidence"),
+	"workload_evidence:podgauge_waiting_since_timestamp_seconds:min": {"namespace", "workload", "evidence"},
+	"gpu_workload:podgauge_culprit_since_timestamp_seconds:min":      jobGPU,
+	"gpu_workload_model:podgauge_busy:group2m":                       append(jobGPU, "model"),
+	"gpu_workload_model_reason:podgauge_slow:deviation2m":            append(jobGPU, "model", "reason"),
+	"gpu_workload_model_reason:podgauge_straggler:deviation10m":      append(jobGPU, "model", "reason"),
+}
+
+var jobGPU = []string{"node", "gpu", "uuid", "namespace", "pod", "workload"}
+
+// podLabel matches the labels of allowlisted pod labels.
+var podLabel = regexp.MustCompile(`"(label_\w+)"`)
+
 // documentedFamily is a row of docs/reference/metrics.md.
 type documentedFamily struct {
 	name, kind string
@@ -107,6 +126,12 @@ func readCatalogue(t *testing.T) familyCatalogue {
 			all[name][l] = nil
 		}
 	}
+	for name, labelNames := range jobSeries {
+		all[name] = labelValuesByName{"cluster": nil}
+		for _, l := range labelNames {
+			all[name][l] = nil
+		}
+	}
 	for _, f := range documentedFamilies(t) {
 		all.add(f.name, f.labels...)
 		if f.kind == "histogram" {
@@ -116,6 +141,9 @@ func readCatalogue(t *testing.T) familyCatalogue {
 		}
 	}
 	all.addFromGoldens(t)
+	for _, l := range podLabel.FindAllStringSubmatch(testfile.Read(t, jobsFile), -1) {
+		all["nvidia_gpu_allocation_info"][l[1]] = nil
+	}
 	// The golden files have few Xids and reasons.
 	all["nvidia_gpu_unallocatable_info"]["reason"] = nil
 	all["nvidia_gpu_xid_errors_total"]["xid"], all["nvidia_gpu_unhealthy_info"]["reason"] = nil, nil

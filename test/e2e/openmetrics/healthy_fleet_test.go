@@ -28,7 +28,8 @@ type fleetSeries struct{ name, labels, values string }
 // rollout of podgauge restarts one pod after another.
 func TestHealthyFleetRaisesNoAlert(t *testing.T) {
 	selected := map[string][]*parser.VectorSelector{}
-	for _, rule := range append(serviceRules(t), alertRules(t)...) {
+	recordings := append(serviceRules(t), jobRecordings(t)...)
+	for _, rule := range append(recordings, alertRules(t)...) {
 		for _, selector := range selectors(t, rule.Expr) {
 			selected[selector.Name] = append(selected[selector.Name], selector)
 		}
@@ -40,7 +41,7 @@ func TestHealthyFleetRaisesNoAlert(t *testing.T) {
 			exported[s.name] = true
 		}
 	})
-	for _, rule := range serviceRules(t) {
+	for _, rule := range recordings {
 		exported[rule.Record] = true
 	}
 	for name := range selected {
@@ -48,7 +49,7 @@ func TestHealthyFleetRaisesNoAlert(t *testing.T) {
 			t.Errorf("the fleet lacks %s", name)
 		}
 	}
-	for step, firing := range h.evaluate(t, append(serviceRules(t), alertRules(t)...), fleetInterval, fleetDuration) {
+	for step, firing := range h.evaluate(t, append(recordings, alertRules(t)...), fleetInterval, fleetDuration) {
 		for _, a := range firing {
 			t.Errorf("after %s: %s fires", time.Duration(step)*fleetInterval, a)
 		}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 const (
 	rulesFile      = "../../../deploy/rules/podgauge.rules.yaml"
 	recordingsFile = "../../../deploy/rules/podgauge.recording.yaml"
+	jobsFile       = "../../../deploy/rules/podgauge.jobs.yaml"
 	ruleTests      = "../../../deploy/rules/*_test.yaml"
 )
 
@@ -79,6 +81,9 @@ func TestRules(t *testing.T) {
 				series.add(t, s.Series, s.Values, time.Duration(test.Interval))
 			}
 			tested := serviceRules(t)
+			if slices.Contains(file.RuleFiles, filepath.Base(jobsFile)) {
+				tested = append(tested, jobRecordings(t)...)
+			}
 			end := time.Duration(0)
 			states := map[string]string{} // by alert: "F" for each time at which it fires, "S" if it is silent
 			for _, want := range test.AlertRuleTest {
@@ -132,10 +137,17 @@ func (a ruleAlertTest) expected() []string {
 	return all
 }
 
-// alertRules returns the alerts of the alerts' file.
+// alertRules returns the alerts of all files.
 func alertRules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
-	return slices.DeleteFunc(parseRules(t, testfile.Read(t, rulesFile)), func(r rulefmt.Rule) bool { return r.Alert == "" })
+	all := append(parseRules(t, testfile.Read(t, rulesFile)), parseRules(t, testfile.Read(t, jobsFile))...)
+	return slices.DeleteFunc(all, func(r rulefmt.Rule) bool { return r.Alert == "" })
+}
+
+// jobRecordings returns the recording rules of the jobs' file, in order.
+func jobRecordings(t *testing.T) []rulefmt.Rule {
+	t.Helper()
+	return slices.DeleteFunc(parseRules(t, testfile.Read(t, jobsFile)), func(r rulefmt.Rule) bool { return r.Record == "" })
 }
 
 // serviceRules returns the recording rules of the alerts' file, in order: the devices in service, and the expected links.
@@ -173,8 +185,8 @@ func readRuleTests(t *testing.T, name string) (file ruleTestFile) {
 	if err := strict.Decode(&file); err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
-	known := []string{filepath.Base(rulesFile), filepath.Base(profilingFile)}
-	if len(file.RuleFiles) != 1 || !slices.Contains(known, file.RuleFiles[0]) {
+	known := []string{filepath.Base(rulesFile), filepath.Base(profilingFile), filepath.Base(rulesFile) + " " + filepath.Base(jobsFile)}
+	if !slices.Contains(known, strings.Join(file.RuleFiles, " ")) {
 		t.Fatalf("rule_files of %s: got %q", name, file.RuleFiles)
 	}
 	return file

@@ -23,7 +23,7 @@ var withoutServiceState = map[string]string{
 }
 
 // ofPresentDevices are the alerts that compare exported devices, or whose tests are shorter than a release and the alert's delay.
-var ofPresentDevices = []string{"PodgaugeDriverSkew", "PodgaugeFabricNotReady", "PodgaugeMemoryNearlyFull", "PodgaugeNvlinkDown", "PodgaugeVbiosSkew"}
+var ofPresentDevices = []string{"PodgaugeDriverSkew", "PodgaugeFabricNotReady", "PodgaugeMemoryNearlyFull", "PodgaugeNvlinkDown", "PodgaugeStraggler", "PodgaugeVbiosSkew"}
 
 // cordonedMark begins the lines of rules that the chart's value prometheusRule.cordoned enables.
 const cordonedMark = "# kube-state-metrics: "
@@ -67,11 +67,16 @@ func TestServiceStates(t *testing.T) {
 		t.Run(rule.Alert, func(t *testing.T) {
 			t.Parallel()
 			test, want, interval := firstFiring(t, files, rule.Alert)
+			ofJobs := strings.Contains(testfile.Read(t, jobsFile), "- alert: "+rule.Alert+"\n")
 			for _, state := range serviceStates {
 				if state.inUse && state.vanishes && slices.Contains(ofPresentDevices, rule.Alert) {
 					continue
 				}
-				tested := append(slices.Clone(recordings[state.cordoned]), rule)
+				tested := slices.Clone(recordings[state.cordoned])
+				if ofJobs {
+					tested = append(tested, jobRecordings(t)...)
+				}
+				tested = append(tested, rule)
 				firing := state.series(t, test).evaluate(t, tested, interval, time.Duration(want.EvalTime))
 				got := firingOf(rule.Alert, firing[len(firing)-1])
 				if expected := want.expected(); state.inUse && !slices.Equal(got, expected) {

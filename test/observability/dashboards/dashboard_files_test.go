@@ -22,6 +22,7 @@ const (
 	dashboardDir   = "../../../dashboards"
 	rulesFile      = "../../../deploy/rules/podgauge.rules.yaml"
 	recordingsFile = "../../../deploy/rules/podgauge.recording.yaml"
+	jobsFile       = "../../../deploy/rules/podgauge.jobs.yaml"
 )
 
 // dashboardFile has the queries and variables of a dashboard's file.

@@ -66,6 +66,9 @@ var unusualAlerts = map[string]expectedAlert{
 	"PodgaugeContainersRejected":  {"node-b", causeScript},
 	"PodgaugeAllocationsStale":    {"node-b", causeScript},
 	"PodgaugeStateNotKept":        {"node-c", causeScript},
+	"PodgaugeJobWaiting":          {"", causeScript},
+	"PodgaugeJobCulprit":          {"node-d", causeScript},
+	"PodgaugeStraggler":           {"node-d", causeScript},
 	"PodgaugeSeriesDropped":       {"node-c", causeScript},
 }
 
@@ -73,7 +76,7 @@ var unusualAlerts = map[string]expectedAlert{
 func expectedAlerts(t *testing.T) map[string]expectedAlert {
 	t.Helper()
 	expected := map[string]expectedAlert{}
-	for _, r := range readRules(t, rulesFile) {
+	for _, r := range append(readRules(t, rulesFile), readRules(t, jobsFile)...) {
 		if r.Alert != "" && !slices.Contains(untriggered, r.Alert) {
 			expected[r.Alert] = usualAlert
 		}

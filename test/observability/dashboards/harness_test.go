@@ -10,12 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/dashboards"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/program"
@@ -145,6 +147,33 @@ type scrapeConfig struct {
 
 // honoring is the configuration of docs/how-to/monitor.md.
 var honoring = scrapeConfig{honorLabels: true, rules: []string{rulesFile, recordingsFile}}
+
+// fasterJobRules returns the rules for jobs with all times divided by twelve, because a run is shorter than their ten minutes: the interval is
+// that of the scrapes. Rules of the name and windows of 10 s have two scrapes, as those of two minutes at a usual interval.
+func fasterJobRules(t *testing.T, dir, ownerLabelPrefix string) string {
+	t.Helper()
+	text, err := os.ReadFile(jobsFile)
+	require.NoError(t, err)
+	faster := regexp.MustCompile(`\[(\d+)m\]|interval: 1m|time\(\) - 600`).ReplaceAllStringFunc(string(text), func(found string) string {
+		var minutes int
+		switch _, err := fmt.Sscanf(found, "[%dm]", &minutes); {
+		case err == nil:
+			return fmt.Sprintf("[%ds]", 5*minutes)
+		case strings.HasPrefix(found, "interval"):
+			return "interval: 5s"
+		default:
+			return "time() - 50"
+		}
+	})
+	if strings.Count(faster, "s]") < 30 {
+		t.Fatalf("the rules for jobs have other times:\n%s", faster)
+	}
+	rules, err := dashboards.Rules([]byte(faster), ownerLabelPrefix)
+	require.NoError(t, err)
+	file := filepath.Join(dir, filepath.Base(jobsFile))
+	require.NoError(t, os.WriteFile(file, rules, 0o600))
+	return file
+}
 
 // writePrometheusConfig writes Prometheus' config with static targets.
 func writePrometheusConfig(t *testing.T, dir string, s scrapeConfig, nodes []*simNode, kubeStateMetrics map[string]string) {

@@ -40,6 +40,7 @@ func (c *dashboardRun) startOverriding(nodes []*simNode, exporters map[string]st
 		}
 		require.NoError(c, err)
 	}
+	rules = append(rules, fasterJobRules(c.T, dir, renamed))
 	writePrometheusConfig(c.T, dir, scrapeConfig{rules: rules, targetLabels: `, namespace: "gpu", pod: "podgauge-x", container: "podgauge"`}, nodes, exporters)
 	client, _ := startPrometheus(c.T, dir, filepath.Join(dir, "data"))
 	return client
@@ -107,7 +108,7 @@ func (c *dashboardRun) alertOwners(prefix string) map[string]string {
 			labels[string(label)] = string(value)
 		}
 		if owner := ownerOf(labels, prefix); labels["alertname"] != "PodgaugeDaemonSetNotReady" {
-			key := fmt.Sprint(labels["alertname"], labels["node"], labels["uuid"], labels["mig_uuid"], labels["reason"], labels["resource"], owner)
+			key := fmt.Sprint(labels["alertname"], labels["node"], labels["uuid"], labels["mig_uuid"], labels["reason"], labels["resource"], labels["workload"], owner)
 			found[key] = owner + ": " + string(a.Annotations["summary"])
 		}
 	}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/text"
+	"github.com/prometheus/common/model"
+)
+
+// jobConditions are the series of podgauge.jobs.yaml about a job, from
+// Prometheus.
+type jobConditions struct {
+	Waiting    []jobWaiting   `json:"waiting,omitempty"`
+	Stragglers []jobStraggler `json:"stragglers,omitempty"` // the slowest first
+}
+
+// jobWaiting is a workload, the job or one of its pods, whose GPUs wait.
+type jobWaiting struct {
+	Workload string    `json:"workload"`
+	Since    time.Time `json:"since"`
+	GPUs     int       `json:"gpus"`               // of the workload
+	Evidence string    `json:"evidence,omitempty"` // activity or power
+	Culprit  *jobGPU   `json:"culprit,omitempty"`  // the only GPU that does not wait
+}
+
+type jobGPU struct {
+	Node   string    `json:"node"`
+	GPU    string    `json:"gpu"`
+	Device device.ID `json:"device"`
+	Pod    string    `json:"pod"`
+}
+
+// jobStraggler is a GPU that deviates from the median of the workload's GPUs.
+type jobStraggler struct {
+	jobGPU
+	Reason    string  `json:"reason"`
+	Deviation float64 `json:"deviation"` // a fraction of the median; of throttling, of time
+}
+
+func newJobGPU(m model.Metric) jobGPU {
+	return jobGPU{Node: string(m["node"]), GPU: string(m["gpu"]), Device: device.ID(m["uuid"]), Pod: string(m["pod"])}
+}
+
+// jobConditions queries the conditions of a job and its pods. Without the
+// rules, there are none.
+func (s *promSource) jobConditions(ctx context.Context, timeout time.Duration, pods *jobPods) (c jobConditions, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	q := promQuery{api: s.api, ctx: ctx, now: time.Now()}
+	matchers := fmt.Sprintf("namespace=%q,workload=~%q", pods.namespace, pods.workloads())
+	sizes := map[model.LabelValue]int{}
+	for _, sample := range q.vector(q.now, "workload:podgauge_gpus:count{%s}", matchers) {
+		sizes[sample.Metric["workload"]] = int(sample.Value)
+	}
+	add := func(sample *model.Sample, culprit *jobGPU) {
+		workload := sample.Metric["workload"]
+		c.Waiting = append(c.Waiting, jobWaiting{
+			string(workload), sampleTime(sample), sizes[workload], string(sample.Metric["evidence"]), culprit,
+		})
+	}
+	for _, sample := range q.vector(q.now, "workload_evidence:podgauge_waiting_since_timestamp_seconds:min{%s}", matchers) {
+		add(sample, nil)
+	}
+	for _, sample := range q.vector(q.now, "gpu_workload:podgauge_culprit_since_timestamp_seconds:min{%s}", matchers) {
+		add(sample, new(newJobGPU(sample.Metric)))
+	}
+	for _, sample := range q.vector(q.now, "gpu_workload_model_reason:podgauge_straggler:deviation10m{%s}", matchers) {
+		c.Stragglers = append(c.Stragglers,
+			jobStraggler{newJobGPU(sample.Metric), string(sample.Metric["reason"]), float64(sample.Value)})
+	}
+	slices.SortFunc(c.Stragglers, func(a, b jobStraggler) int {
+		return cmp.Or(-cmp.Compare(math.Abs(a.Deviation), math.Abs(b.Deviation)), cmp.Compare(a.Device, b.Device), cmp.Compare(a.Reason, b.Reason))
+	})
+	return c, q.err
+}
+
+// workloads returns a regular expression for the label workload: the job, and
+// its pods, which are workloads of their own without the label of the job.
+func (j *jobPods) workloads() string {
+	names := []string{"job/" + regexp.QuoteMeta(j.name) + "(" + strings.Trim(rayClusterSuffix.String(), "^$") + ")?"}
+	if j.selector != nil {
+		names = nil
+	}
+	for i := range j.live {
+		names = append(names, regexp.QuoteMeta(j.live[i].Name))
+	}
+	return strings.Join(names, "|")
+}
+
+// slowReasons are the reasons of stragglers in words.
+var slowReasons = map[string]string{
+	"sm_clock": "SM clock", "power": "power", "pcie_link": "PCIe link", "nvlink_links": "number of NVLinks", "nvlink_speed": "NVLink speed",
+}
+
+// summary returns the conditions in words.
+func (c *jobConditions) summary() (lines []string) {
+	for _, w := range c.Waiting {
+		all := "all " + text.Plural(w.GPUs, "GPU")
+		if w.Culprit != nil {
+			all = "all GPUs but " + w.Culprit.String()
+		}
+		busy := "power"
+		if w.Evidence == "activity" {
+			busy = "tensor cores and power"
+		}
+		lines = append(lines, fmt.Sprintf("%s: %s wait since %s: utilization 100 %%, %s near idle",
+			w.Workload, all, w.Since.Local().Format("2006-01-02 15:04"), busy))
+	}
+	for _, s := range c.Stragglers {
+		percent := 100 * math.Abs(s.Deviation)
+		line := fmt.Sprintf("slow: %s: %s %.0f %% below the median", s.jobGPU, slowReasons[s.Reason], percent)
+		if s.Reason == "throttling" {
+			line = fmt.Sprintf("slow: %s: throttled for %.0f %% of the time more than the median", s.jobGPU, percent)
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func (g jobGPU) String() string { return fmt.Sprintf("GPU %s on node %s (%s)", g.GPU, g.Node, g.Pod) }
