@@ -117,7 +117,7 @@ func recordMachine(t *testing.T, gpuModel *sim.Model, script string, end time.Du
 				}
 				return b.Labels()
 			}
-			add(at, 1, name(owner, "nvidia_gpu_allocation_info"))
+			add(at, 1, name(labels.NewBuilder(owner).Del("gpu").Labels(), "nvidia_gpu_allocation_info"))
 			add(at, 1, name(ofDevice, "nvidia_gpu_info", device.Label{Name: "model", Value: "a model"}))
 			samples, _ := m.Read(gpu) // a lost GPU has none
 			for _, s := range samples {
