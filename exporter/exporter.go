@@ -15,6 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/sysfs"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/internal/web/status"
 	dto "github.com/prometheus/client_model/go"
@@ -153,13 +154,15 @@ func (e *Exporter) collect(c *scrapeCollection) {
 	var allocations allocation.Snapshot
 	var listing sync.WaitGroup
 	listing.Go(func() { allocations = e.sources.ListAllocations(ctx) })
+	var ports *sysfs.Reading
+	listing.Go(func() { ports = e.sources.Sysfs.Read(ctx) })
 	gpus := make([]device.GPU, 0, len(c.statuses))
 	for gpu := range byGPU(c.statuses) {
 		gpus = append(gpus, gpu[0].GPU)
 	}
 	readings := readers.Read(ctx, gpus, e.readsProcesses && processes.Visible())
 	listing.Wait()
-	s := &nodeSnapshot{Node: e.node(), begin: c.begin, end: time.Now(), readings: readings, stalled: readers.Stalled}
+	s := &nodeSnapshot{Node: e.node(), begin: c.begin, end: time.Now(), readings: readings, stalled: readers.Stalled, sysfs: ports}
 	s.Statuses, s.Allocations = c.statuses, allocations
 	s.stateFile, _ = e.sources.State.StateFile.Get()
 	c.families = e.renderer.render(s)

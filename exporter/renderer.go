@@ -5,17 +5,21 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
+	"github.com/podgauge/podgauge/internal/sysfs"
 	dto "github.com/prometheus/client_model/go"
 )
 
 // renderer makes the metric families of snapshots.
 type renderer struct {
 	*snapshotSeries
-	dcgm dcgmSeries
+	dcgm        dcgmSeries
+	portMetrics []device.Metric // of RDMA ports
+	portTraffic *attribution
 }
 
 func newRenderer(s *Sources, o *Options, a *attribution) *renderer {
-	return &renderer{newSnapshotSeries(s, o, a), newDCGMSeries(o.DCGM.Families, s.Metrics)}
+	ports := sysfs.PortMetrics()
+	return &renderer{newSnapshotSeries(s, o, a), newDCGMSeries(o.DCGM.Families, s.Metrics), ports, newAttribution(ports)}
 }
 
 // render returns the families of a snapshot. Each snapshot is rendered once: rates and shares of owners change with it.
@@ -27,6 +31,7 @@ func (r *renderer) render(s *nodeSnapshot) []*dto.MetricFamily {
 	r.renderIncidents(s.Incidents)
 	r.renderAllocatable(s.Allocations.Resources)
 	r.renderAllocated(&s.Allocations.Resources.Allocated)
+	r.renderSysfs(s)
 	r.renderNode(s) // counts the series before, and is exempt from the limit
 	r.dcgm.rates.prune(s.end)
 	return r.end()

@@ -10,6 +10,7 @@ import (
 	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/state"
+	"github.com/podgauge/podgauge/internal/sysfs"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/internal/web/status"
 	dto "github.com/prometheus/client_model/go"
@@ -22,6 +23,7 @@ type nodeSnapshot struct {
 	readings   []health.Reading
 	stalled    func(device.GPU) bool
 	stateFile  state.WriteStatus
+	sysfs      *sysfs.Reading // nil: not read
 }
 
 // snapshotSeries are the families with the series of a snapshot. A registry would

@@ -9,6 +9,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/node"
+	"github.com/podgauge/podgauge/internal/sysfs"
 	"github.com/podgauge/podgauge/internal/web/status"
 )
 
@@ -20,6 +21,7 @@ type Sources struct {
 	Processes ProcessResolver
 	// ListAllocations asks the kubelet for the allocations, until ctx is done.
 	ListAllocations func(ctx context.Context) allocation.Snapshot
+	Sysfs           *sysfs.Reader // RDMA ports and CPU sensors; nil: not read
 }
 
 // GPUReaders reads GPUs. *health.Readers implements it.

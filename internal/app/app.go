@@ -27,6 +27,7 @@ import (
 	"github.com/podgauge/podgauge/internal/readiness"
 	"github.com/podgauge/podgauge/internal/rules"
 	"github.com/podgauge/podgauge/internal/state"
+	"github.com/podgauge/podgauge/internal/sysfs"
 	"github.com/podgauge/podgauge/internal/web/server"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/podresources"
@@ -245,7 +246,7 @@ func (a *app) addExporter() {
 	}
 	a.metrics = exporter.New(exporter.Sources{
 		Metrics: a.machine.Metrics(), State: a.node, Readers: a.readers, Processes: processes,
-		ListAllocations: a.podResources.ListAllocations,
+		ListAllocations: a.podResources.ListAllocations, Sysfs: a.sysfsReader(),
 	}, a.o.Metrics.Options)
 	if a.o.Metrics.DCGMCountersFile != "" {
 		a.reportCounters(&a.o.Metrics.DCGM)
@@ -260,6 +261,19 @@ func (a *app) addExporter() {
 		})
 		a.tasks = append(a.tasks, a.logMissingFamilies)
 	}
+}
+
+// sysfsReader returns nil unless RDMA ports or CPU sensors are exported.
+func (a *app) sysfsReader() *sysfs.Reader {
+	o := &a.o.Metrics
+	if o.Sysfs == nil {
+		return nil
+	}
+	root := o.Sysfs
+	if a.machine.Sysfs != nil {
+		root = a.machine.Sysfs
+	}
+	return sysfs.New(sysfs.Options{Root: root, RDMA: o.RDMA, CPU: o.CPU, Log: a.logger("sysfs")})
 }
 
 // reportCounters logs and exports what dcgm-exporter's counters file has in vain.

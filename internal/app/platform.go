@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"io"
+	"io/fs"
 	"log/slog"
 	"time"
 
@@ -47,6 +48,7 @@ type Hardware struct {
 	KubeletDir, DevicePluginDir string
 	CDIDir                      string // of CDI specs
 	ProcDir                     string // of processes
+	Sysfs                       fs.FS
 	ProcessResolver             exporter.ProcessResolver
 }
 

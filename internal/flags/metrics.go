@@ -2,6 +2,8 @@ package flags
 
 import (
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 
 	"github.com/podgauge/podgauge/exporter"
@@ -28,6 +30,9 @@ type Metrics struct {
 	LabelsAllowlist  []string
 	JobMappingDir    string
 	PerNVLink        bool
+	RDMA, CPU        bool
+	sysfsDir         string
+	Sysfs            fs.FS // of sysfsDir; nil: not read
 	dcgm             string
 	DCGMCountersFile string
 }
@@ -55,6 +60,11 @@ func (o *Metrics) addFlags(f *pflag.FlagSet) {
 			" with Slinky's slurm-bridge; needs the kubelet's Pods API (1.37 and newer) or --pods-api-fallback-socket")
 	f.BoolVar(&o.PerNVLink, "metrics.nvlink-links", false,
 		"export each NVLink as well: about 900 more series on a node with 8 H100")
+	f.BoolVar(&o.RDMA, "metrics.rdma", false,
+		"export the ports of RDMA devices, with the pod that has the device by any device plugin or DRA driver; "+
+			"counters need the sysfs of the node's network namespace (--path.sysfs)")
+	f.BoolVar(&o.CPU, "metrics.cpu", false, "export power and temperatures of CPU sockets (NVIDIA Grace)")
+	f.StringVar(&o.sysfsDir, "path.sysfs", "/sys", "`folder` of sysfs, for --metrics.rdma and --metrics.cpu")
 	f.StringVar(&o.dcgm, "metrics.dcgm", "",
 		"add dcgm-exporter's default families, with the names, units and labels of a `version` of dcgm-exporter, "+
 			"given with =: 4.8 (and older), 4.9 (and newer) or both; without a value, 4.8")
@@ -77,6 +87,14 @@ func (o *Metrics) check() (err error) {
 		include = append(include, perLinkFamilies...)
 	} else { // they are read for dcgm-exporter's families
 		exclude = append(exclude, perLinkFamilies...)
+	}
+	if o.RDMA || o.CPU {
+		root, err := os.OpenRoot(o.sysfsDir)
+		if err != nil {
+			return fmt.Errorf("--path.sysfs: %w", err)
+		}
+		o.Sysfs = root.FS()
+		include = append(include, "podgauge_rdma_*", "podgauge_cpu_*")
 	}
 	if _, err := exporter.NewFamilyFilter(o.set, nil, nil); err != nil {
 		return fmt.Errorf("--metrics.set: %w", err)
