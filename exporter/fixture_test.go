@@ -3,6 +3,7 @@ package exporter_test
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -17,6 +18,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/node"
+	"github.com/podgauge/podgauge/internal/sysfs"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 )
@@ -41,6 +43,7 @@ type scrapeFixture struct {
 	uses                 map[device.GPU][]device.ProcessUsage
 	processOwners        map[uint32]allocation.Owner // by PID, for processes in containers
 	processesHidden      bool                        // Visible returns false
+	sysfs                fs.FS                       // nil: not read
 	onOwner              func()
 	onList               func(ctx context.Context)
 	onRead               func(ctx context.Context, readings []health.Reading)
@@ -142,9 +145,13 @@ func ownerOf(text string) allocation.Owner {
 }
 
 func (d *scrapeFixture) sources() exporter.Sources {
-	return exporter.Sources{
+	s := exporter.Sources{
 		Metrics: d.metrics, State: &d.node, Readers: d, Processes: d, ListAllocations: d.listAllocations,
 	}
+	if d.sysfs != nil {
+		s.Sysfs = sysfs.New(sysfs.Options{Root: d.sysfs, RDMA: true, CPU: true, Log: slog.New(slog.DiscardHandler)})
+	}
+	return s
 }
 
 func (d *scrapeFixture) Stalled(g device.GPU) bool { return d.stalled[g] }

@@ -32,6 +32,7 @@ var goldenNodes = map[string]struct {
 	"gpus":       {9, exporter.Options{PodUID: true, DCGM: dcgm.Defaults(dcgm.V48), Hostname: "node-a"}, addGPUStates},
 	"mig":        {1, exporter.Options{DCGM: dcgm.Defaults(dcgm.V48), Hostname: "node-a"}, addMIGDevices},
 	"resources":  {0, exporter.Options{}, addResources},
+	"rdma":       {0, exporter.Options{}, addRDMA},
 	"no_kubelet": {2, exporter.Options{DCGM: dcgm.Defaults(dcgm.V48), Hostname: "node-a"}, removeKubelet},
 	"stable": {1, exporter.Options{StableSeries: true, DCGM: dcgm.Defaults(dcgm.V48), Hostname: "node-a"}, func(d *scrapeFixture) {
 		d.addEnergy("GPU-0", 1000)

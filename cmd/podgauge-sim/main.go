@@ -158,7 +158,7 @@ func (p *simulatedPlatform) Open(o app.OpenOptions) (*app.Hardware, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.Node, m.ProcessResolver = node, node.ProcessTable
+	m.Node, m.ProcessResolver, m.Sysfs = node, node.ProcessTable, node.Sysfs()
 	m.KubeletDir, m.DevicePluginDir, m.CDIDir = node.Dir(), node.DevicePluginDir(), filepath.Join(node.Dir(), "cdi")
 	return m, nil
 }

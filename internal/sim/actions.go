@@ -29,7 +29,7 @@ type actionFunc func(ctx context.Context, n *VirtualNode, args []string) error
 
 // scriptActions are all actions by name.
 var scriptActions = map[string]scriptAction{
-	"pod":    {"NAMESPACE/NAME CONTAINER=COUNT[,RESOURCE]… [idle]", 2, unlimitedArgs, runPod},
+	"pod":    {"NAMESPACE/NAME CONTAINER=COUNT[,RESOURCE]… [rdma=NIC,…] [idle]", 2, unlimitedArgs, runPod},
 	"fail":   {"NAMESPACE/NAME", 1, 1, onPod(failPod)},
 	"finish": {"NAMESPACE/NAME", 1, 1, onPod((*kubelet.Kubelet).EndPod)},
 	"delete": {"NAMESPACE/NAME", 1, 1, onPod((*kubelet.Kubelet).DeletePod)},
@@ -51,6 +51,8 @@ var scriptActions = map[string]scriptAction{
 	},
 	"load": {"no argument", 0, 0, onMachine(func(m *Machine) { m.SetDriverError(nil) })},
 
+	"rdma": {"NIC,… flap, down or up", 2, 2, changeNIC},
+
 	"kubelet": {"well, silent, refuses or restarts", 1, 1, setKubeletBehavior},
 }
 
@@ -70,6 +72,15 @@ func runPod(ctx context.Context, n *VirtualNode, args []string) error {
 	for _, arg := range args[1:] {
 		if arg == "idle" {
 			n.ProcessTable.markIdle(p.Namespace, p.Name)
+			continue
+		}
+		if nics, ok := strings.CutPrefix(arg, "rdma="); ok && len(p.Containers) > 0 {
+			parsed, err := parseNICs(nics)
+			if err != nil {
+				return err
+			}
+			last := &p.Containers[len(p.Containers)-1]
+			last.Claims = append(last.Claims, n.sysfs.claim(p, parsed...))
 			continue
 		}
 		c, err := parseContainer(arg)

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -25,6 +26,7 @@ type VirtualNode struct {
 	Kubelet      *kubelet.Kubelet
 	ProcessTable *ProcessTable
 
+	sysfs       *sysfs
 	script      *Script              // nil: random workload
 	deviceByPod map[string]device.ID // named by the script; only for runScript
 	log         *slog.Logger
@@ -37,15 +39,20 @@ func NewVirtualNode(m *Machine, script *Script, log *slog.Logger) (*VirtualNode,
 	if err != nil {
 		return nil, fmt.Errorf("create the simulated node's folder: %w", err)
 	}
+	k := kubelet.New(kubelet.Options{Dir: dir, RunningSince: time.Now().Add(-kubeletUptime)})
 	return &VirtualNode{
-		Machine: m, Kubelet: kubelet.New(kubelet.Options{Dir: dir, RunningSince: time.Now().Add(-kubeletUptime)}),
+		Machine: m, Kubelet: k,
 		ProcessTable: NewProcessTable(m),
+		sysfs:        newSysfs(k),
 		script:       script, deviceByPod: map[string]device.ID{}, log: log,
 	}, nil
 }
 
 // Dir returns the kubelet's folder.
 func (n *VirtualNode) Dir() string { return n.Kubelet.Dir() }
+
+// Sysfs returns the node's sysfs, with RDMA devices and CPUs.
+func (n *VirtualNode) Sysfs() fs.FS { return n.sysfs }
 
 // DevicePluginDir returns the folder of the registration socket.
 func (n *VirtualNode) DevicePluginDir() string { return filepath.Dir(n.Kubelet.RegistrationSocket()) }

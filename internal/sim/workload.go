@@ -95,6 +95,9 @@ func (w *workload) start(ctx context.Context) {
 		Namespace: "team-" + string(rune('a'+w.created%3)), Name: fmt.Sprintf("%s-%d", name, w.created),
 		Labels: map[string]string{"app.kubernetes.io/name": name}, Containers: containers, GracePeriod: podGracePeriod,
 	}
+	if len(containers) == 1 {
+		containers[0].Claims = []kubelet.ClaimSpec{w.sysfs.claim(p, w.created%nicCount)}
+	}
 	if err := w.Kubelet.RunPod(ctx, p); err != nil {
 		w.log.Info("simulated: pod does not run", "pod", p.Name, "err", err)
 		w.Kubelet.DeletePod(p) //nolint:errcheck // the pod is gone already

@@ -23,7 +23,7 @@ const (
 var allowedImports = map[string][]string{
 	"cmd/podgauge":                  {"internal/app", "internal/dra", "internal/nvml", "internal/nvml/capture"},
 	"cmd/podgauge-sim":              {"internal/app", "internal/dra", "internal/nvml", "internal/nvml/metric", "internal/xid", "internal/sim", "internal/sim/kubelet", "internal/sim/replay"},
-	"internal/app":                  {"exporter", "internal/dcgm", "internal/cdi", "internal/cgroup", "internal/cli", "internal/client", "internal/config", "internal/device", "internal/allocation", "internal/health", "internal/doctor", "internal/flags", "internal/incident", "internal/kmsg", "internal/node", "internal/operator", "internal/pods", "internal/readiness", "internal/rules", "internal/state", "internal/validate", "internal/web/api", "internal/web/server", "plugin", "podresources", "internal/hpcjobs"},
+	"internal/app":                  {"exporter", "internal/dcgm", "internal/cdi", "internal/cgroup", "internal/cli", "internal/client", "internal/config", "internal/device", "internal/allocation", "internal/health", "internal/doctor", "internal/flags", "internal/incident", "internal/kmsg", "internal/node", "internal/operator", "internal/pods", "internal/readiness", "internal/rules", "internal/state", "internal/validate", "internal/web/api", "internal/web/server", "plugin", "podresources", "internal/hpcjobs", "internal/sysfs"},
 	"internal/client":               {"internal/cli", "internal/operator", "internal/web/api"},
 	"internal/cli":                  {"internal/incident", "internal/web/api"},
 	"internal/config":               {"internal/device", "plugin/preferred", "plugin/response"},
@@ -49,6 +49,7 @@ var allowedImports = map[string][]string{
 	"internal/pods/podpb":           {},
 	"internal/kmsg":                 {"internal/device"},
 	"internal/hpcjobs":              {"internal/device"},
+	"internal/sysfs":                {"internal/allocation", "internal/device"},
 	"internal/node":                 {"internal/config", "internal/device", "internal/allocation", "internal/hpcjobs", "internal/incident", "internal/pods", "internal/state", "plugin"},
 	"internal/operator":             {"internal/device", "internal/allocation", "internal/health", "internal/incident", "internal/node", "internal/readiness", "internal/state", "internal/web/api", "internal/web/server"},
 	"internal/readiness":            {"internal/device", "internal/health", "internal/node", "plugin"},

@@ -50,6 +50,7 @@ var familySections = []struct {
 	{"usage", regexp.MustCompile(`^nvidia_gpu_(container|unattributed)_`)},
 	{"health", regexp.MustCompile(`^nvidia_gpu_`)},
 	{"resources", regexp.MustCompile(`^podgauge_(allocatable|claim|container|resource|shared)_`)},
+	{"rdma", regexp.MustCompile(`^podgauge_(rdma|cpu)_`)},
 	{"node", regexp.MustCompile(``)},
 }
 
