@@ -58,7 +58,7 @@ var allowedImports = map[string][]string{
 	"internal/flags":                {"exporter", "internal/dcgm", "internal/allocation", "internal/config", "internal/pods", "internal/web/server"},
 	"internal/incident":             {"internal/device", "internal/allocation", "internal/xid"},
 	"internal/state":                {"internal/health", "internal/incident"},
-	"exporter":                      {"internal/node", "internal/dcgm", "internal/state", "plugin", "internal/device", "internal/allocation", "internal/health", "internal/xid", "internal/web/api", "internal/web/status", "internal/incident"},
+	"exporter":                      {"internal/node", "internal/dcgm", "internal/state", "plugin", "internal/device", "internal/allocation", "internal/health", "internal/xid", "internal/web/api", "internal/web/status", "internal/incident", "internal/sysfs"},
 	"internal/web/api":              {"internal/device", "internal/allocation", "internal/incident"},
 	"internal/web/server":           {},
 	"internal/web/status":           {"plugin", "internal/device", "internal/allocation", "internal/web/api", "internal/xid", "internal/incident"},

@@ -80,6 +80,8 @@ var allowedMounts = map[string]struct {
 	"/driver-root":                          {false, "driver library and files"},
 	"/var/run/cdi":                          {true, "CDI specs"},
 	"/var/lib/podgauge-jobs":                {false, "jobs of GPUs"},
+	"/host/sys/class":                       {false, "RDMA ports"},
+	"/host/sys/devices":                     {false, "RDMA ports"},
 	"/mps":                                  {false, "state of MPS control daemons"},
 	"/var/run/nvidia-container-devices/all": {false, "list of devices for NVIDIA's runtime"},
 }

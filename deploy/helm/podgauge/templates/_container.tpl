@@ -30,6 +30,9 @@
 {{- if $v.jobs.mappingDir }}{{ $args = append $args "--job-mapping-dir=/var/lib/podgauge-jobs" }}{{ end }}
 {{- with $v.jobs.label }}{{ $args = append $args (printf "--job-label=%s" .) }}{{ end }}
 {{- if $v.metrics.nvlinkLinks }}{{ $args = append $args "--metrics.nvlink-links" }}{{ end }}
+{{- if $v.metrics.rdma }}{{ $args = append $args "--metrics.rdma" }}{{ end }}
+{{- if $v.metrics.cpu }}{{ $args = append $args "--metrics.cpu" }}{{ end }}
+{{- if and $v.metrics.rdma (ne $v.simulate "node") }}{{ $args = append $args "--path.sysfs=/host/sys" }}{{ end }}
 {{- with $v.metrics.dcgm }}{{ $args = append $args (eq (toString .) "true" | ternary "--metrics.dcgm" (printf "--metrics.dcgm=%v" .)) }}{{ end }}
 {{- if $facts.counters }}{{ $args = append $args "--metrics.dcgm-counters=/etc/podgauge/dcgm-counters/metrics" }}{{ end }}
 {{- with $v.metrics.seriesLimit }}{{ $args = append $args (printf "--metrics.series-limit=%d" (int .)) }}{{ end }}

@@ -25,6 +25,13 @@
 {{- $rows = append $rows (dict "name" "pod-logs" "at" "/var/log/pods" "from" $v.kubelet.podLogsDir "type" "Directory" "readOnly" true) }}
 {{- $rows = append $rows (dict "name" "container-logs" "at" "/var/log/containers" "from" "/var/log/containers" "type" "Directory" "readOnly" true) }}
 {{- end }}
+{{- /* The container's own sysfs lacks the counters of RDMA ports, because it has another network namespace. These two folders have no mounts below,
+which readOnly would leave writable. */}}
+{{- if and $v.metrics.rdma (ne $v.simulate "node") }}
+{{- range list "class" "devices" }}
+{{- $rows = append $rows (dict "name" (printf "sys-%s" .) "at" (printf "/host/sys/%s" .) "from" (printf "/sys/%s" .) "type" "Directory" "readOnly" true) }}
+{{- end }}
+{{- end }}
 {{- with $v.jobs.mappingDir }}
 {{- $rows = append $rows (dict "name" "jobs" "at" "/var/lib/podgauge-jobs" "from" . "type" "DirectoryOrCreate" "readOnly" true) }}
 {{- end }}
