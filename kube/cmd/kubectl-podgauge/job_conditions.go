@@ -51,7 +51,9 @@ func newJobGPU(m model.Metric) jobGPU {
 
 // jobConditions queries the conditions of a job and its pods. Without the
 // rules, there are none.
-func (s *promSource) jobConditions(ctx context.Context, timeout time.Duration, pods *jobPods) (c jobConditions, err error) {
+func (s *promSource) jobConditions(
+	ctx context.Context, timeout time.Duration, pods *jobPods,
+) (c jobConditions, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	q := promQuery{api: s.api, ctx: ctx, now: time.Now()}
@@ -66,18 +68,22 @@ func (s *promSource) jobConditions(ctx context.Context, timeout time.Duration, p
 			string(workload), sampleTime(sample), sizes[workload], string(sample.Metric["evidence"]), culprit,
 		})
 	}
-	for _, sample := range q.vector(q.now, "workload_evidence:podgauge_waiting_since_timestamp_seconds:min{%s}", matchers) {
+	for _, sample := range q.vector(q.now,
+		"workload_evidence:podgauge_waiting_since_timestamp_seconds:min{%s}", matchers) {
 		add(sample, nil)
 	}
-	for _, sample := range q.vector(q.now, "gpu_workload:podgauge_culprit_since_timestamp_seconds:min{%s}", matchers) {
+	for _, sample := range q.vector(q.now,
+		"gpu_workload:podgauge_culprit_since_timestamp_seconds:min{%s}", matchers) {
 		add(sample, new(newJobGPU(sample.Metric)))
 	}
-	for _, sample := range q.vector(q.now, "gpu_workload_model_reason:podgauge_straggler:deviation10m{%s}", matchers) {
+	for _, sample := range q.vector(q.now,
+		"gpu_workload_model_reason:podgauge_straggler:deviation10m{%s}", matchers) {
 		c.Stragglers = append(c.Stragglers,
 			jobStraggler{newJobGPU(sample.Metric), string(sample.Metric["reason"]), float64(sample.Value)})
 	}
 	slices.SortFunc(c.Stragglers, func(a, b jobStraggler) int {
-		return cmp.Or(-cmp.Compare(math.Abs(a.Deviation), math.Abs(b.Deviation)), cmp.Compare(a.Device, b.Device), cmp.Compare(a.Reason, b.Reason))
+		return cmp.Or(cmp.Compare(math.Abs(b.Deviation), math.Abs(a.Deviation)),
+			cmp.Compare(a.Device, b.Device), cmp.Compare(a.Reason, b.Reason))
 	})
 	return c, q.err
 }
@@ -97,7 +103,8 @@ func (j *jobPods) workloads() string {
 
 // slowReasons are the reasons of stragglers in words.
 var slowReasons = map[string]string{
-	"sm_clock": "SM clock", "power": "power", "pcie_link": "PCIe link", "nvlink_links": "number of NVLinks", "nvlink_speed": "NVLink speed",
+	"sm_clock": "SM clock", "power": "power", "pcie_link": "PCIe link",
+	"nvlink_links": "number of NVLinks", "nvlink_speed": "NVLink speed",
 }
 
 // summary returns the conditions in words.
