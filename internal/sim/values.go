@@ -70,7 +70,10 @@ var valueRules = []valueRule{
 		`clock_hertz{clock="video"}`, all,
 		func(g *simGPU) float64 { return g.byLoad(g.model.idleVideo, g.model.maxVideo) },
 	},
-	{"clock_hertz", all, func(g *simGPU) float64 { return g.byLoad(g.model.idleSM, g.model.maxSM) * (1 - g.slowdown) }},
+	{
+		"clock_hertz", all,
+		func(g *simGPU) float64 { return g.byLoad(g.model.idleSM, g.model.maxSM) * (1 - g.slowdown) },
+	},
 	{`clock_max_hertz{clock="video"}`, all, func(g *simGPU) float64 { return g.model.maxVideo }},
 	{"clock_max_hertz", all, func(g *simGPU) float64 { return g.model.maxSM }},
 	{"performance_state", all, nil},
