@@ -5,21 +5,17 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
-	"github.com/podgauge/podgauge/internal/sysfs"
 	dto "github.com/prometheus/client_model/go"
 )
 
 // renderer makes the metric families of snapshots.
 type renderer struct {
 	*snapshotSeries
-	dcgm        dcgmSeries
-	portMetrics []device.Metric // of RDMA ports
-	portTraffic *attribution
+	dcgm dcgmSeries
 }
 
 func newRenderer(s *Sources, o *Options, a *attribution) *renderer {
-	ports := sysfs.PortMetrics()
-	return &renderer{newSnapshotSeries(s, o, a), newDCGMSeries(o.DCGM.Families, s.Metrics), ports, newAttribution(ports)}
+	return &renderer{newSnapshotSeries(s, o, a), newDCGMSeries(o.DCGM.Families, s.Metrics)}
 }
 
 // render returns the families of a snapshot. Each snapshot is rendered once: rates and shares of owners change with it.

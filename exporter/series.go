@@ -35,7 +35,9 @@ type snapshotSeries struct {
 	processes   ProcessResolver
 	families    []*family // ordered by name
 	byName      map[string]*family
-	rows        []rowSeries // by row of Sources.Metrics
+	rows        []rowSeries     // by row of Sources.Metrics
+	portMetrics []device.Metric // of RDMA ports
+	portTraffic *attribution
 	snapshot    *nodeSnapshot
 	// seriesLeft is how many more series may be added, and seriesDropped how many
 	// were not.
@@ -61,7 +63,9 @@ type rowSeries struct {
 func newSnapshotSeries(s *Sources, o *Options, a *attribution) *snapshotSeries {
 	r := &snapshotSeries{
 		options: o, node: s.State, attribution: a, processes: s.Processes, byName: map[string]*family{},
+		portMetrics: sysfs.PortMetrics(),
 	}
+	r.portTraffic = newAttribution(r.portMetrics)
 	for _, m := range s.Metrics {
 		f := gauge(m.Set, m.Name, m.Help)
 		if m.Kind == device.OwnerCounter || m.Kind == device.FaultCounter {

@@ -6,7 +6,7 @@ import (
 )
 
 // renderSysfs renders RDMA ports and the sensors of CPU sockets.
-func (r *renderer) renderSysfs(s *nodeSnapshot) {
+func (r *snapshotSeries) renderSysfs(s *nodeSnapshot) {
 	if s.sysfs == nil {
 		return
 	}
@@ -33,7 +33,7 @@ func (r *renderer) renderSysfs(s *nodeSnapshot) {
 
 // renderRDMAAllocations renders the allocations of RDMA devices, and returns
 // the common owner of each device.
-func (r *renderer) renderRDMAAllocations(s *nodeSnapshot) map[string]allocation.Owner {
+func (r *snapshotSeries) renderRDMAAllocations(s *nodeSnapshot) map[string]allocation.Owner {
 	owners := map[string]allocation.Owner{}
 	for _, a := range s.sysfs.Allocations(&s.Allocations.Resources.Allocated) {
 		r.group(ownerLabels(a.Owner)).set("podgauge_rdma_allocation_info", 1, a.Device, a.Resource, a.ID)

@@ -88,7 +88,9 @@ func newApp(o *flags.Options, m *Hardware, reload <-chan os.Signal, log *slog.Lo
 		return nil, err
 	}
 	a.addHealth()
-	a.addExporter()
+	if err := a.addExporter(); err != nil {
+		return nil, err
+	}
 	if o.DevicePlugin {
 		a.addDevicePlugin()
 	}
@@ -236,7 +238,11 @@ func (a *app) requireDriver(ctx context.Context) error {
 }
 
 // addExporter adds the metrics.
-func (a *app) addExporter() {
+func (a *app) addExporter() error {
+	reader, err := a.sysfsReader()
+	if err != nil {
+		return err
+	}
 	processes := a.machine.ProcessResolver
 	if processes == nil {
 		processes = cgroup.New(cgroup.Options{
@@ -246,7 +252,7 @@ func (a *app) addExporter() {
 	}
 	a.metrics = exporter.New(exporter.Sources{
 		Metrics: a.machine.Metrics(), State: a.node, Readers: a.readers, Processes: processes,
-		ListAllocations: a.podResources.ListAllocations, Sysfs: a.sysfsReader(),
+		ListAllocations: a.podResources.ListAllocations, Sysfs: reader,
 	}, a.o.Metrics.Options)
 	if a.o.Metrics.DCGMCountersFile != "" {
 		a.reportCounters(&a.o.Metrics.DCGM)
@@ -261,19 +267,23 @@ func (a *app) addExporter() {
 		})
 		a.tasks = append(a.tasks, a.logMissingFamilies)
 	}
+	return nil
 }
 
 // sysfsReader returns nil unless RDMA ports or CPU sensors are exported.
-func (a *app) sysfsReader() *sysfs.Reader {
-	o := &a.o.Metrics
-	if o.Sysfs == nil {
-		return nil
+func (a *app) sysfsReader() (*sysfs.Reader, error) {
+	o, files := &a.o.Metrics, a.machine.Sysfs
+	if !o.RDMA && !o.CPU {
+		return nil, nil //nolint:nilnil // the exporter takes nil
 	}
-	root := o.Sysfs
-	if a.machine.Sysfs != nil {
-		root = a.machine.Sysfs
+	if files == nil {
+		root, err := os.OpenRoot(o.SysfsDir)
+		if err != nil {
+			return nil, fmt.Errorf("--path.sysfs: %w", err)
+		}
+		files = root.FS()
 	}
-	return sysfs.New(sysfs.Options{Root: root, RDMA: o.RDMA, CPU: o.CPU, Log: a.logger("sysfs")})
+	return sysfs.New(sysfs.Options{Root: files, RDMA: o.RDMA, CPU: o.CPU, Log: a.logger("sysfs")}), nil
 }
 
 // reportCounters logs and exports what dcgm-exporter's counters file has in vain.

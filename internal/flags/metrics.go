@@ -2,8 +2,6 @@ package flags
 
 import (
 	"fmt"
-	"io/fs"
-	"os"
 	"slices"
 
 	"github.com/podgauge/podgauge/exporter"
@@ -31,8 +29,7 @@ type Metrics struct {
 	JobMappingDir    string
 	PerNVLink        bool
 	RDMA, CPU        bool
-	sysfsDir         string
-	Sysfs            fs.FS // of sysfsDir; nil: not read
+	SysfsDir         string
 	dcgm             string
 	DCGMCountersFile string
 }
@@ -64,7 +61,7 @@ func (o *Metrics) addFlags(f *pflag.FlagSet) {
 		"export the ports of RDMA devices, with the pod that has the device by any device plugin or DRA driver; "+
 			"counters need the sysfs of the node's network namespace (--path.sysfs)")
 	f.BoolVar(&o.CPU, "metrics.cpu", false, "export power and temperatures of CPU sockets (NVIDIA Grace)")
-	f.StringVar(&o.sysfsDir, "path.sysfs", "/sys", "`folder` of sysfs, for --metrics.rdma and --metrics.cpu")
+	f.StringVar(&o.SysfsDir, "path.sysfs", "/sys", "`folder` of sysfs, for --metrics.rdma and --metrics.cpu")
 	f.StringVar(&o.dcgm, "metrics.dcgm", "",
 		"add dcgm-exporter's default families, with the names, units and labels of a `version` of dcgm-exporter, "+
 			"given with =: 4.8 (and older), 4.9 (and newer) or both; without a value, 4.8")
@@ -89,11 +86,6 @@ func (o *Metrics) check() (err error) {
 		exclude = append(exclude, perLinkFamilies...)
 	}
 	if o.RDMA || o.CPU {
-		root, err := os.OpenRoot(o.sysfsDir)
-		if err != nil {
-			return fmt.Errorf("--path.sysfs: %w", err)
-		}
-		o.Sysfs = root.FS()
 		include = append(include, "podgauge_rdma_*", "podgauge_cpu_*")
 	}
 	if _, err := exporter.NewFamilyFilter(o.set, nil, nil); err != nil {

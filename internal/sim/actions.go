@@ -51,7 +51,7 @@ var scriptActions = map[string]scriptAction{
 	},
 	"load": {"no argument", 0, 0, onMachine(func(m *Machine) { m.SetDriverError(nil) })},
 
-	"rdma": {"NIC,… flap, down or up", 2, 2, changeNIC},
+	"rdma": {"NIC,… flap, down or up", 2, 2, changeNICs},
 
 	"kubelet": {"well, silent, refuses or restarts", 1, 1, setKubeletBehavior},
 }
@@ -267,6 +267,18 @@ func reportXids(m *Machine, id device.ID, args []string) error {
 		m.Fail(id, "xid "+args[0])
 	}
 	return err
+}
+
+// changeNICs has the arguments NIC,… ACTION.
+func changeNICs(_ context.Context, n *VirtualNode, args []string) error {
+	if n.sysfs == nil {
+		return errors.New("the NICs of this node are not simulated")
+	}
+	nics, err := parseNICs(args[0])
+	if err != nil {
+		return err
+	}
+	return n.sysfs.change(nics, args[1])
 }
 
 func setKubeletBehavior(ctx context.Context, n *VirtualNode, args []string) error {

@@ -1,8 +1,6 @@
 package sim
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"strconv"
@@ -151,31 +149,24 @@ func parseNICs(text string) (nics []int, err error) {
 	return nics, nil
 }
 
-// changeNIC is the action rdma.
-func changeNIC(_ context.Context, n *VirtualNode, args []string) error {
-	if n.sysfs == nil {
-		return errors.New("the NICs of this node are not simulated")
-	}
-	nics, err := parseNICs(args[0])
-	if err != nil {
-		return err
-	}
-	n.sysfs.mu.Lock()
-	defer n.sysfs.mu.Unlock()
-	n.sysfs.changed = true
+// change flaps NICs, or makes their links go down or up.
+func (s *sysfs) change(nics []int, action string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed = true
 	for _, i := range nics {
-		changed := &n.sysfs.nics[i]
-		changed.down = args[1] == "down"
-		switch args[1] {
+		n := &s.nics[i]
+		n.down = action == "down"
+		switch action {
 		case "flap":
-			changed.downs++
-			changed.downUntil = time.Now().Add(nicFlapDuration)
+			n.downs++
+			n.downUntil = time.Now().Add(nicFlapDuration)
 		case "down":
-			changed.downs++
+			n.downs++
 		case "up":
-			changed.downUntil = time.Time{}
+			n.downUntil = time.Time{}
 		default:
-			return fmt.Errorf("%q: expected flap, down or up", args[1])
+			return fmt.Errorf("%q: expected flap, down or up", action)
 		}
 	}
 	return nil

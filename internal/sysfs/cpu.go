@@ -9,13 +9,6 @@ import (
 	"github.com/podgauge/podgauge/internal/text"
 )
 
-// Sensor is a value of a CPU socket.
-type Sensor struct {
-	Metric         string
-	Socket, Sensor string // "0", "grace"
-	Value          float64
-}
-
 // The labels of NVIDIA's CPUs, by the ACPI tables of their firmware:
 //
 //   - "Grace Power Socket 0": power_meter
@@ -54,7 +47,7 @@ func (c *collection) readCPU() {
 
 // label returns the content of a file that other hardware lacks.
 func (c *collection) label(file string) string {
-	if _, err := fs.Stat(c.options.Root, file); err != nil {
+	if _, err := fs.Stat(c.root, file); err != nil {
 		return ""
 	}
 	label, err := c.file(file)

@@ -7,11 +7,8 @@ package sysfs
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -22,16 +19,8 @@ const (
 	// waitTimeout is how long a scrape waits for a reading. A later scrape
 	// shows a slower reading.
 	waitTimeout = 200 * time.Millisecond
-	// fileTimeout is how long a reading waits for a file: a file of a NIC is a
-	// call to its driver or firmware.
-	fileTimeout = 50 * time.Millisecond
 	maxAge      = 60 * time.Second // of an exported reading
-	// maxHanging bounds the reads that do not return, each of which has a
-	// thread.
-	maxHanging   = 8
-	maxFileBytes = 4096
-	maxEntries   = 256 // of a folder, and ports; further ones are ignored
-	logInterval  = time.Hour
+	logInterval = time.Hour
 )
 
 // Options select what is read.
@@ -44,17 +33,19 @@ type Options struct {
 // Reader reads sysfs. Its methods are safe for concurrent use.
 type Reader struct {
 	options Options
+	files   *files
 	log     *loglimit.Limiter[string]
 
 	mu      sync.Mutex
-	newest  *Reading        // the newest complete reading; guarded by mu
-	running chan struct{}   // closed at the end of the running reading; nil: none; guarded by mu
-	pending map[string]bool // the files that are being read; guarded by mu
+	newest  *Reading      // the newest complete reading; guarded by mu
+	running chan struct{} // closed at the end of the running reading; nil: none; guarded by mu
 }
 
 // New returns a Reader. Nothing is opened before the first Read.
 func New(o Options) *Reader {
-	return &Reader{options: o, log: loglimit.New[string](logInterval), pending: map[string]bool{}}
+	return &Reader{
+		options: o, files: &files{root: o.Root, pending: map[string]bool{}}, log: loglimit.New[string](logInterval),
+	}
 }
 
 // Read returns a new reading, or the newest one of the last minute if the new
@@ -86,7 +77,7 @@ func (r *Reader) Read(ctx context.Context) *Reading {
 
 // read makes a reading. At most one runs.
 func (r *Reader) read(ended chan struct{}) {
-	c := &collection{Reader: r, reading: &Reading{At: time.Now(), devices: map[string][]string{}}}
+	c := &collection{files: r.files, reading: &Reading{At: time.Now(), devices: map[string][]string{}}}
 	if r.options.RDMA {
 		c.readRDMA()
 	}
@@ -100,76 +91,4 @@ func (r *Reader) read(ended chan struct{}) {
 	defer r.mu.Unlock()
 	r.newest, r.running = c.reading, nil
 	close(ended)
-}
-
-// collection is a running reading.
-type collection struct {
-	*Reader
-	reading *Reading
-	missing int   // values
-	err     error // of the first missing value
-}
-
-// miss counts a missing value.
-func (c *collection) miss(err error) {
-	c.missing++
-	if c.err == nil {
-		c.err = err
-	}
-}
-
-// list returns the names in a folder; none if the folder is missing.
-func (c *collection) list(folder string) (names []string) {
-	entries, _ := fs.ReadDir(c.options.Root, folder)
-	if len(entries) > maxEntries {
-		c.miss(fmt.Errorf("list %s: %d entries, only the first %d are read", folder, len(entries), maxEntries))
-		entries = entries[:maxEntries]
-	}
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names
-}
-
-// file returns the content of a file. A read that hangs is not repeated until
-// it returns.
-func (r *Reader) file(path string) (string, error) {
-	if !r.begin(path) {
-		return "", fmt.Errorf("read %s: an earlier read does not return", path)
-	}
-	type result struct {
-		content []byte
-		err     error
-	}
-	results := make(chan result, 1)
-	go func() {
-		var read result
-		f, err := r.options.Root.Open(path)
-		if err == nil {
-			read.content, err = io.ReadAll(io.LimitReader(f, maxFileBytes))
-			f.Close() //nolint:errcheck // opened for reading
-		}
-		read.err = err
-		r.mu.Lock()
-		delete(r.pending, path)
-		r.mu.Unlock()
-		results <- read
-	}()
-	select {
-	case read := <-results:
-		return strings.TrimSpace(string(read.content)), read.err
-	case <-time.After(fileTimeout):
-		return "", fmt.Errorf("read %s: no answer within %s", path, fileTimeout)
-	}
-}
-
-// begin reports whether a read of a file may begin.
-func (r *Reader) begin(path string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.pending[path] || len(r.pending) >= maxHanging {
-		return false
-	}
-	r.pending[path] = true
-	return true
 }
