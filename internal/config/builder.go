@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/podgauge/podgauge/internal/text"
 	"github.com/spf13/pflag"
 )
 
@@ -239,7 +240,11 @@ func (s SharingMethod) String() string { return joinAll(s.Resources) }
 func (p XidPolicies) String() string {
 	var words []string
 	for _, xid := range slices.Sorted(maps.Keys(p)) {
-		words = append(words, fmt.Sprintf("%d %s", xid, policyNames[p[xid]]))
+		word := fmt.Sprintf("%d %s", xid, policyNames[p[xid].Policy])
+		if p[xid].Count > 0 {
+			word += fmt.Sprintf(" at %d in %s", p[xid].Count, text.Duration(p[xid].Window))
+		}
+		words = append(words, word)
 	}
 	return joinAll(words)
 }

@@ -123,7 +123,7 @@ func configSchema() *jsonSchema {
 		"sharing.timeSlicing": shared, "sharing.mps": shared, "resources.gpus": patterns, "resources.mig": patterns,
 		"podgauge.xids": {
 			Type: []string{"object"}, PropertyNames: patternSchema(`^[1-9][0-9]{0,18}$`, "the number of an Xid"),
-			AdditionalProperties: &jsonSchema{Type: []string{"string"}, Enum: policyNames[device.PolicyIgnore:]},
+			AdditionalProperties: patternSchema(policyPattern.String(), policyForms),
 		},
 	}
 	xid := patternSchema(`^((?i:all|xids)|0*[1-9][0-9]{0,18})$`, "the number of an Xid, or all")

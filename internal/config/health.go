@@ -2,9 +2,11 @@ package config
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"go.yaml.in/yaml/v3"
@@ -25,10 +27,16 @@ var policyNames = []string{
 	device.PolicyUnhealthy: "unhealthy",
 }
 
-// XidPolicies are the policies of single Xids; nil if empty.
-type XidPolicies map[uint64]device.Policy
+// policyPattern matches the text of a policy.
+var policyPattern = regexp.MustCompile(
+	`^(?:ignore|warn|unhealthy(?: at ([2-9]|[1-9][0-9]|100) in ([1-9][0-9]{0,2}[mh]))?)$`)
 
-// UnmarshalYAML reads a mapping of Xids to words.
+const policyForms = "ignore, warn, unhealthy or, with a threshold, unhealthy at 3 in 24h"
+
+// XidPolicies are the policies of single Xids; nil if empty.
+type XidPolicies map[uint64]device.XidPolicy
+
+// UnmarshalYAML reads a mapping of Xids to policies.
 func (p *XidPolicies) UnmarshalYAML(n *yaml.Node) error {
 	var words map[string]string
 	if err := n.Decode(&words); err != nil || len(words) == 0 {
@@ -37,14 +45,19 @@ func (p *XidPolicies) UnmarshalYAML(n *yaml.Node) error {
 	*p = XidPolicies{}
 	for key, word := range words {
 		xid, err := strconv.ParseUint(key, 10, 64)
-		policy := slices.Index(policyNames, word)
+		found := policyPattern.FindStringSubmatch(word)
 		switch {
 		case err != nil || xid == 0 || strconv.FormatUint(xid, 10) != key:
 			return fmt.Errorf("%q: expected the number of an Xid", key)
-		case policy < 0:
-			return fmt.Errorf("%s: %q: expected %s", key, word, joinOr(policyNames[device.PolicyIgnore:]))
-		case policy > 0:
-			(*p)[xid] = device.Policy(policy)
+		case word == "":
+		case found == nil:
+			return fmt.Errorf("%s: %q: expected %s", key, word, policyForms)
+		default:
+			name, _, _ := strings.Cut(word, " ")
+			policy := device.XidPolicy{Policy: device.Policy(slices.Index(policyNames, name))}
+			policy.Count, _ = strconv.Atoi(found[1]) // the pattern bounds both
+			policy.Window, _ = time.ParseDuration(found[2])
+			(*p)[xid] = policy
 		}
 	}
 	return nil
@@ -52,17 +65,17 @@ func (p *XidPolicies) UnmarshalYAML(n *yaml.Node) error {
 
 // Policy returns the policy of an Xid. An Xid in NVIDIA's list of ignored Xids
 // is still recorded as an incident.
-func (h HealthConfig) Policy(xid uint64) device.Policy {
+func (h HealthConfig) Policy(xid uint64) device.XidPolicy {
 	p, found := h.Xids[xid]
 	switch {
 	case found:
 		return p
 	case listsXid(h.Enabled, xid):
-		return device.PolicyUnhealthy
+		return device.XidPolicy{Policy: device.PolicyUnhealthy}
 	case listsXid(h.Ignored, xid):
-		return device.PolicyWarn
+		return device.XidPolicy{Policy: device.PolicyWarn}
 	}
-	return device.PolicyDefault
+	return device.XidPolicy{}
 }
 
 func listsXid(list []string, xid uint64) bool {

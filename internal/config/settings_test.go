@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 	"go.uber.org/goleak"
@@ -210,11 +211,26 @@ func TestPolicies(t *testing.T) {
 		require.NoError(t, err)
 		var got []string
 		for _, xid := range []uint64{94, 31, 48, 13, 95} {
-			got = append(got, names[l.Settings.Health.Policy(xid)])
+			got = append(got, names[l.Settings.Health.Policy(xid).Policy])
 		}
 		if strings.Join(got, " ") != c.want {
 			t.Errorf("%+v: got %v", c, got)
 		}
+	}
+}
+
+// TestXidThreshold checks the policies with a count of reports in a window.
+func TestXidThreshold(t *testing.T) {
+	unhealthy := device.PolicyUnhealthy
+	for text, want := range map[string]device.XidPolicy{
+		"unhealthy":                  {Policy: unhealthy},
+		"unhealthy at 2 in 1m":       {Policy: unhealthy, Count: 2, Window: time.Minute},
+		"unhealthy at 3 in 24h":      {Policy: unhealthy, Count: 3, Window: 24 * time.Hour},
+		"'unhealthy at 100 in 999h'": {Policy: unhealthy, Count: 100, Window: 999 * time.Hour},
+	} {
+		l := mustLoad(t, "version: v1\npodgauge: {xids: {31: "+text+"}}\n")
+		expect.Equal(t, l.Settings.Health.Policy(31), want, text)
+		expect.Equal(t, l.Settings.Health.Policy(13), device.XidPolicy{}, "another Xid")
 	}
 }
 

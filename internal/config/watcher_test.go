@@ -233,7 +233,7 @@ func TestWatchKeepsFlags(t *testing.T) {
 		w.polls(2)
 		w.check("changed", MIGSingle, "config changed", "useNodeFeatureAPI")
 		s, _ := w.settings.Get()
-		if !s.GDS || !s.MOFED || s.Health.Policy(31) != device.PolicyUnhealthy || s.Health.Policy(48) != device.PolicyWarn {
+		if !s.GDS || !s.MOFED || s.Health.Policy(31).Policy != device.PolicyUnhealthy || s.Health.Policy(48).Policy != device.PolicyWarn {
 			t.Errorf("got %+v, want GDS, MOFED, and the policies of the Xids", s)
 		}
 	}, "--mig-strategy=single")

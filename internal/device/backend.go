@@ -3,6 +3,7 @@ package device
 import (
 	"context"
 	"errors"
+	"time"
 )
 
 // Errors that callers branch on. A Backend wraps them.
@@ -125,6 +126,13 @@ const (
 	PolicyWarn                    // count and report, but keep the device healthy
 	PolicyUnhealthy               // mark the device unhealthy until a reset
 )
+
+// XidPolicy is a policy that applies from the Count-th report of a device within Window. Count 0: to each report.
+type XidPolicy struct {
+	Policy Policy
+	Count  int
+	Window time.Duration
+}
 
 // Fault is the error of a Check of a GPU that answers.
 type Fault struct {

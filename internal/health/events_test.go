@@ -119,6 +119,30 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
+// TestPolicyThreshold checks a policy that applies from the third report of a device within ten minutes.
+func TestPolicyThreshold(t *testing.T) {
+	rows := []scenario{
+		{"two reports", 2, "fail d0 xid 31; 1s; fail d0 xid 31; 1s: - -; events xid_31:g0 xid_31:g0"},
+		{"three reports", 2, `fail d0 xid 31; 1s; fail d0 xid 31; 1s; fail d0 xid 31; 1s: xid_31 -
+			events xid_31:g0 xid_31:g0 xid_31!:g0`},
+		{"three reports, not within the window", 2, `fail d0 xid 31; 5m; fail d0 xid 31; 5m; fail d0 xid 31; 1s: - -
+			4m59s; fail d0 xid 31; 1s: - -; fail d0 xid 31; 1s: xid_31 -`},
+		{"reports of two GPUs", 2, "fail d0 xid 31; fail d0 xid 31; fail d1 xid 31; fail d1 xid 31; 1s: - -"},
+		{"reports of two Xids", 2, "fail d0 xid 31; fail d0 xid 31; fail d0 xid 13; fail d0 xid 13; 1s: - -"},
+		{"both sources of one report", 2, "fail d0 xid 31; kernel d0 31; 20s; fail d0 xid 31; kernel d0 31; 20s: - -"},
+		{"below the threshold, the class decides", 2, "fail d0 xid 95; 1s: xid_95 -"},
+		{"the fault returns after a reset", 2, `fail d0 xid 31; fail d0 xid 31; fail d0 xid 31; 1s: xid_31 -
+			reset d0; 1m: - -; fail d0 xid 31; 1s: xid_31 -`},
+		{"a restart", 2, "fail d0 xid 31; fail d0 xid 31; 2s; restart; 2s; fail d0 xid 31; 1s: - -"},
+	}
+	for i := range rows {
+		rows[i].script = "policy unhealthy 3 10m; 1s; " + rows[i].script
+	}
+	rows = append(rows, scenario{"MIG devices count apart", 1, `partition g0 1g.10gb 1g.10gb; start; policy unhealthy 3 10m; 1s
+		fail d0 xid 31; fail d0 xid 31; fail d1 xid 31; fail d1 xid 31; 1s: - - -; fail d1 xid 31; 1s: - - xid_31`})
+	runScenarios(t, rows)
+}
+
 // TestHealthEvents checks which events name which devices.
 func TestHealthEvents(t *testing.T) {
 	rows := []scenario{

@@ -35,7 +35,7 @@ type Options struct {
 	IsAllocated func(device.ID) bool
 	// Policy returns the operator's policy for an Xid, at each report; nil:
 	// PolicyDefault.
-	Policy func(xid uint64) device.Policy
+	Policy func(xid uint64) device.XidPolicy
 	// ExpectedGPUs returns the number of GPUs that the node should have. While
 	// some are missing, GPUs that are gone stay in the Inventory. nil: any
 	// number.

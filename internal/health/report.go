@@ -35,7 +35,10 @@ func (e *engine) report(ev device.Event, at time.Time) {
 	}
 	policy := device.PolicyDefault
 	if e.options.Policy != nil && ev.Xid != 0 {
-		policy = e.options.Policy(ev.Xid)
+		p := e.options.Policy(ev.Xid)
+		if p.Count == 0 || !ev.Historical && counter.reaches(p, ev.Device, e.now) {
+			policy = p.Policy
+		}
 	}
 	if policy == device.PolicyIgnore {
 		return

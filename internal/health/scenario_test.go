@@ -85,7 +85,7 @@ type scenarioRun struct {
 	line      string
 	ids       []device.ID // allocatable, of the last layout
 	mu        sync.Mutex
-	policy    device.Policy      // guarded by mu
+	policy    device.XidPolicy   // guarded by mu
 	expected  int                // guarded by mu
 	allocated device.ID          // guarded by mu
 	retired   device.Retirements // guarded by mu
@@ -137,7 +137,7 @@ func (s *scenarioRun) start() {
 			f.options.IsAllocated = func(id device.ID) bool { return id == locked(s, &s.allocated) }
 			f.options.ExpectedGPUs = func() int { return locked(s, &s.expected) }
 			f.options.Retired = func() device.Retirements { return locked(s, &s.retired) }
-			f.options.Policy = func(uint64) device.Policy { return locked(s, &s.policy) }
+			f.options.Policy = func(uint64) device.XidPolicy { return locked(s, &s.policy) }
 		})
 }
 
@@ -474,9 +474,14 @@ func (s *scenarioRun) actions() map[string]func(args []string) {
 			set(s, &s.expected, n)
 		},
 		"policy": func(args []string) {
-			set(s, &s.policy, map[string]device.Policy{
+			policy := device.XidPolicy{Policy: map[string]device.Policy{
 				"ignore": device.PolicyIgnore, "warn": device.PolicyWarn, "unhealthy": device.PolicyUnhealthy,
-			}[args[0]])
+			}[args[0]]}
+			if len(args) > 1 { // unhealthy 3 10m
+				policy.Count, _ = strconv.Atoi(args[1])
+				policy.Window, _ = time.ParseDuration(args[2])
+			}
+			set(s, &s.policy, policy)
 		},
 		"kernel":  s.reportKernelXid,
 		"retire":  func(args []string) { request(args[2:], s.monitor.Retire(s.Context(), s.id(args[0]), args[1])) },

@@ -62,7 +62,7 @@ func (s *State) ExpectedGPUs() int { return newest(&s.Settings).ExpectedGPUs }
 func (s *State) Retirements() device.Retirements { return newest(&s.Retired) }
 
 // XidPolicy returns the operator's policy for an Xid.
-func (s *State) XidPolicy(xid uint64) device.Policy {
+func (s *State) XidPolicy(xid uint64) device.XidPolicy {
 	settings := newest(&s.Settings)
 	return settings.Health.Policy(xid)
 }

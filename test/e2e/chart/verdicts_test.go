@@ -118,6 +118,7 @@ var someValues = []string{
 	`"0:1"`, `["0:70000"]`, `[70000]`, `[GPU-12345678-1234-1234-1234-123456789abc]`, `[GPU-1]`, `["0000:3b:00.0", "3b:1f.7"]`, `["3b:2f.7"]`, `"model:*A100*"`, `["model:"]`,
 	`"a b"`, `a/b/c`, `UP.com/gpu`, `example.com/gpu`, `kubernetes.io/gpu`, `requests.a/gpu`, `-gpu`, strings.Repeat("a", 64), strings.Repeat("a", 245) + "/gpu",
 	`a/b`, `[a/b/c, "*/x-*"]`, `[a/b/c/d]`, `[A/b]`, `{94: warn}`, `{"94": unhealthy, 31: null}`, `{94: fatal}`, `{0: warn}`, `{all: warn}`, `{-1: warn}`, `{"031": warn}`, `{94: [warn]}`, `{94: true}`,
+	`{31: unhealthy at 3 in 24h}`, `{31: unhealthy at 100 in 5m}`, `{31: unhealthy at 1 in 24h}`, `{31: unhealthy at 3 in 1d}`, `{31: warn at 3 in 24h}`, `{31: {count: 3}}`,
 }
 
 // TestVerdicts checks that the daemon's parser and the chart accept the same configs, apart from exceptions.
