@@ -183,6 +183,7 @@ func TestAlertTable(t *testing.T) {
 		for _, alert := range group.alerts {
 			set := "minimal"
 			if missingSeries(t, set, alert.expression) != nil || group.name == "podgauge-jobs" && missingSeries(t, set, group.recorded) != nil {
+			if missingSeries(t, set, alert.expression+group.recorded) != nil {
 				set = "default"
 			}
 			fmt.Fprintf(&table, "|%s|%s|%s|%s|%s|\n", alert.link(), alert.severity, alert.delay, alert.threshold, set)
