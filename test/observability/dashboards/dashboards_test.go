@@ -152,6 +152,11 @@ func (c *dashboardRun) checkAlerts(all []prometheus.Alert) {
 	for _, wrong := range alertErrors(expected, all) {
 		c.Error(wrong)
 	}
+	for _, a := range all {
+		if a.Labels["alertname"] == "PodgaugeSuspectDevice" && a.Labels["reason"] != "xid_13" {
+			c.Errorf("a faulty job makes a device suspect: %v", a.Labels)
+		}
+	}
 	firing := 0
 	for _, on := range alertStatesOf(all) {
 		if slices.Contains(slices.Collect(maps.Values(on)), prometheus.AlertStateFiring) {
