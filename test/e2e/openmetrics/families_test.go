@@ -52,6 +52,10 @@ var serviceSeries = map[string][]string{
 	"node:podgauge_gpus_failed:count":                nil,
 	"gpu_model:nvidia_gpu_nvlink_links_up:max7d":     {"uuid", "model"},
 	"gpu_model:podgauge_nvlink_links_expected:max7d": {"uuid", "model"},
+
+	"device:podgauge_shared_timestamp_seconds:max1d":                            {"uuid", "mig_uuid"},
+	"device_workload_reason:podgauge_application_error_timestamp_seconds:max1d": {"uuid", "mig_uuid", "namespace", "workload", "reason"},
+	"device_reason:podgauge_suspect_workloads:count1d":                          {"uuid", "mig_uuid", "reason"},
 }
 
 // jobSeries are the series recorded by the jobs' file.

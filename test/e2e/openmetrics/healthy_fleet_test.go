@@ -190,6 +190,9 @@ func busyValues(metric labels.Labels, value float64, steps int) string {
 // ownSeries returns the node's series that golden files lack or that a rollout of podgauge changes.
 func (n fleetNode) ownSeries() (all []fleetSeries) {
 	node := fmt.Sprintf(`cluster=%q,node=%q`, n.cluster, n.name)
+	pods := func(pod string) string {
+		return node + fmt.Sprintf(`,gpu="1",uuid="GPU-xid-%d",mig_uuid="",namespace="research",pod="%s",container="main",reason="xid_31"`, n.number, pod)
+	}
 	gpu := node + fmt.Sprintf(`,gpu="1",uuid="GPU-xid-%d",mig_uuid="",namespace="",pod="",container=""`, n.number)
 	restart := 3 + n.number // the scrape that fails during the rollout of podgauge
 	left := fleetSteps - restart - 1
@@ -205,6 +208,8 @@ func (n fleetNode) ownSeries() (all []fleetSeries) {
 		{"podgauge_allocations_age_seconds", node, fmt.Sprintf("9x%d", fleetSteps)},
 		{"podgauge_state_up", node, fmt.Sprintf("1x%d", fleetSteps)},
 		{"podgauge_missing_gpus", node, fmt.Sprintf("0x%d", fleetSteps)},
+		{"nvidia_gpu_allocation_application_error_last_timestamp_seconds", pods("job-1"), fmt.Sprintf("_x9 1000x%d", fleetSteps)},
+		{"nvidia_gpu_allocation_application_error_last_timestamp_seconds", pods(fmt.Sprintf("own-%c", 'a'+n.number%26)), fmt.Sprintf("_x9 1000x%d", fleetSteps)},
 		{"nvidia_gpu_xid_errors_total", gpu + `,xid="31"`, fmt.Sprintf("0+0.1x%d", fleetSteps)},
 		{"nvidia_gpu_xid_last_timestamp_seconds", gpu + `,xid="13"`, fmt.Sprintf("_x5 600x%d", fleetSteps)},
 		{"nvidia_gpu_repair_pending", gpu + `,unit="channel"`, fmt.Sprintf("0x%d", fleetSteps)},
