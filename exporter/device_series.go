@@ -138,8 +138,12 @@ func (d *deviceRendering) renderGPU(read bool) {
 
 // renderAllocations renders current and recent allocations.
 func (d *deviceRendering) renderAllocations() {
-	for _, a := range d.snapshot.Allocations.ForDevice(d.status.ID) {
+	rows := d.snapshot.Allocations.ForDevice(d.status.ID)
+	for i, a := range rows {
 		if a.Owner != (allocation.Owner{}) {
+			if part := d.allocatedPart(rows, i); part > 0 {
+				d.group(deviceLabels(d.status.Device, a.Owner)).set("nvidia_gpu_allocation_ratio", part, a.Resource)
+			}
 			meta := d.node.PodMeta(a.Owner.Namespace, a.Owner.Pod)
 			labels := append(allocationLabels(d.status.Device, a.Owner), podLabels(meta.Labels)...)
 			if d.options.PodUID {
@@ -157,6 +161,28 @@ func (d *deviceRendering) renderAllocations() {
 				set("nvidia_gpu_allocation_last_seen_timestamp_seconds", unixSeconds(record.LastSeen))
 		}
 	}
+}
+
+// allocatedPart returns the part of the GPU that the container of row i has in
+// all rows of the same resource; 0 if an earlier row has it. A replica is 1/n of
+// n replicas, and an allocation of a claim 1/n of n allocations. Claims count as
+// in allocation.Snapshot.State. So all parts of a device add up to at most its own.
+func (d *deviceRendering) allocatedPart(rows []allocation.Allocation, i int) float64 {
+	claims := !slices.ContainsFunc(rows, func(a allocation.Allocation) bool { return !a.Claimed() })
+	counted, own := 0, 0
+	for j, a := range rows {
+		if a.Claimed() != claims {
+			continue
+		}
+		counted++
+		if a.Owner == rows[i].Owner && a.Resource == rows[i].Resource {
+			if j < i {
+				return 0
+			}
+			own++
+		}
+	}
+	return d.status.GPUFraction() * float64(own) / float64(max(counted, d.replicas[d.status.ID], 1))
 }
 
 // jobLabels returns the label hpc_job, dcgm-exporter's name, for each HPC job

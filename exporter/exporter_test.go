@@ -208,6 +208,55 @@ func TestNewestFailuresAreShown(t *testing.T) {
 	})
 }
 
+// TestAllocationRatio checks the parts of a GPU that containers have. The parts of a device never add up to more than the device's.
+func TestAllocationRatio(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			name, partition, advertised, rows string
+			slices                            int
+			want                              []string
+		}{
+			{"whole GPU", "", "GPU-0", "GPU-0=a/p/c", 0, []string{"GPU-0 a/p/c 1"}},
+			{"replicas of four", "", "GPU-0::0 GPU-0::1 GPU-0::2 GPU-0::3", "GPU-0::0=a/p/c GPU-0::1=a/p/c GPU-0::2=b/q/c", 0, []string{"GPU-0 a/p/c 0.5", "GPU-0 b/q/c 0.25"}},
+			{"unhealthy replicas keep their number", "", "", "GPU-0::0=a/p/c GPU-0::1=b/q/c", 0, []string{"GPU-0 a/p/c 0.25", "GPU-0 b/q/c 0.25"}},
+			{"an unnamed owner", "", "GPU-0::0 GPU-0::1", "GPU-0::0= GPU-0::1=a/p/c", 0, []string{"GPU-0 a/p/c 0.5"}},
+			{"shares of claims", "", "GPU-0", "dra:GPU-0=a/p/c dra:GPU-0=b/q/c dra:GPU-0=b/r/c dra:GPU-0=b/s/c", 0, []string{"GPU-0 a/p/c 0.25", "GPU-0 b/q/c 0.25", "GPU-0 b/r/c 0.25", "GPU-0 b/s/c 0.25"}},
+			{"a claim beside a device plugin", "", "GPU-0", "GPU-0=a/p/c dra:GPU-0=b/q/c", 0, []string{"GPU-0 a/p/c 1"}},
+			{"MIG devices", "1g.10gb 3g.40gb 1c.3g.40gb", "MIG-0 MIG-1 MIG-2", "MIG-0=a/p/c MIG-1=b/q/c MIG-2=b/r/c", 7, []string{"MIG-0 a/p/c 0.14285714285714285", "MIG-1 b/q/c 0.42857142857142855", "MIG-2 b/r/c 0.14285714285714285"}},
+			{"an A30", "1g.6gb+me 4g.24gb", "", "MIG-0=a/p/c MIG-1=b/q/c", 4, []string{"MIG-0 a/p/c 0.25", "MIG-1 b/q/c 1"}},
+			{"replicas of a MIG device", "1g.6gb", "MIG-0::0 MIG-0::1", "MIG-0::1=a/p/c", 4, []string{"MIG-0 a/p/c 0.125"}},
+			{"unknown slices", "2g.20gb", "", "MIG-0=a/p/c", 0, []string{"MIG-0 a/p/c 1"}},
+		} {
+			d := newScrapeFixture(1)
+			if c.partition != "" {
+				d.partition(strings.Fields(c.partition)...)
+				d.publish(func(statuses []device.Status) {
+					for i := range statuses {
+						statuses[i].ComputeSlices = c.slices
+					}
+				})
+			}
+			handler := d.handler(exporter.Options{})
+			if strings.HasPrefix(c.name, "unhealthy") {
+				d.advertise("GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-0::3")
+				scrape(t, handler)
+				time.Sleep(time.Minute)
+			}
+			d.allocate(strings.Fields(c.rows)...)
+			d.advertise(strings.Fields(c.advertised)...)
+			text := scrape(t, handler)
+			expect.Equal(t, strings.Count(text, "\nnvidia_gpu_allocation_ratio{"), len(c.want), c.name)
+			for _, want := range c.want {
+				resource := "nvidia.com/gpu"
+				if strings.HasPrefix(c.rows, "dra:") {
+					resource = "gpu.nvidia.com"
+				}
+				assertSeries(t, text, "allocation_ratio "+want+" resource="+resource)
+			}
+		}
+	})
+}
+
 func TestInvalidFilters(t *testing.T) {
 	for _, bad := range []string{"nvidia_[", "a\\", ""} {
 		_, err := exporter.NewFamilyFilter("full", nil, []string{bad})

@@ -55,6 +55,9 @@ var Families = [...]Family{
 	gauge(byDefault, "nvidia_gpu_allocation_last_seen_timestamp_seconds",
 		"Unix time of the kubelet's latest list with this allocation; kept for --allocations.max-age and "+
 			"eight containers per device."),
+	gauge(minimal, "nvidia_gpu_allocation_ratio",
+		"Part of the GPU allocated to the container with this device: 1 for a whole GPU, less for a MIG device "+
+			"or a replica.", "resource"),
 	gauge(full, "nvidia_gpu_container_decoder_utilization_ratio", "Decoder utilization by the container's processes."),
 	gauge(full, "nvidia_gpu_container_encoder_utilization_ratio", "Encoder utilization by the container's processes."),
 	gauge(full, "nvidia_gpu_container_memory_controller_utilization_ratio",

@@ -115,18 +115,31 @@ func (d *scrapeFixture) partition(profiles ...string) {
 	d.node.Devices.Set(d.statuses)
 }
 
-// allocate sets the allocations from rows of "id=namespace/pod/container", or "id=" without a name.
+// allocate sets the allocations from rows of "id=namespace/pod/container", or "id=" without a name. An id with "dra:" is that of a claim.
 func (d *scrapeFixture) allocate(rows ...string) {
 	a := allocation.Snapshot{At: time.Now(), Complete: true}
 	for _, row := range rows {
 		id, owner, _ := strings.Cut(row, "=")
 		row := allocation.Allocation{Resource: "nvidia.com/gpu", DeviceID: device.AdvertisedID(id)}
+		if claimed, ok := strings.CutPrefix(id, "dra:"); ok {
+			row.Resource, row.DeviceID, row.Claim = "gpu.nvidia.com", device.AdvertisedID(claimed), owner
+		}
 		if owner != "" {
 			row.Owner = ownerOf(owner)
 			record := allocation.Record{Device: row.DeviceID.Device(), Owner: row.Owner, LastSeen: a.At}
 			a.Recent = append(a.Recent, record)
 		}
 		a.All = append(a.All, row)
+	}
+	d.setAllocations(a)
+}
+
+// advertise sets the ids of device plugins.
+func (d *scrapeFixture) advertise(ids ...string) {
+	a := d.allocations
+	a.Resources.AllocatableKnown, a.Resources.Allocatable.Devices = true, nil
+	for _, id := range ids {
+		a.Resources.Allocatable.Devices = append(a.Resources.Allocatable.Devices, allocation.ResourceDevice{Resource: "nvidia.com/gpu", ID: id})
 	}
 	d.setAllocations(a)
 }

@@ -39,6 +39,9 @@ type snapshotSeries struct {
 	portMetrics []device.Metric // of RDMA ports
 	portTraffic *attribution
 	snapshot    *nodeSnapshot
+	// replicas are the advertised ids of each device, of any device plugin. The kubelet lists those of healthy devices:
+	// an unhealthy device keeps its number.
+	replicas map[device.ID]int
 	// seriesLeft is how many more series may be added, and seriesDropped how many
 	// were not.
 	seriesLeft, seriesDropped int
@@ -64,6 +67,7 @@ func newSnapshotSeries(s *Sources, o *Options, a *attribution) *snapshotSeries {
 	r := &snapshotSeries{
 		options: o, node: s.State, attribution: a, processes: s.Processes, byName: map[string]*family{},
 		portMetrics: sysfs.PortMetrics(),
+		replicas: map[device.ID]int{},
 	}
 	r.portTraffic = newAttribution(r.portMetrics)
 	for _, m := range s.Metrics {
@@ -101,6 +105,15 @@ func (r *snapshotSeries) addFamily(f Family, excluded bool) *family {
 // begin begins the series of a snapshot.
 func (r *snapshotSeries) begin(s *nodeSnapshot) {
 	r.snapshot, r.seriesLeft, r.seriesDropped = s, r.options.SeriesLimit, 0
+	listed := map[device.ID]int{}
+	for _, d := range s.Allocations.Resources.Allocatable.Devices {
+		listed[device.AdvertisedID(d.ID).Device()]++
+	}
+	for _, status := range s.Statuses {
+		if n := listed[status.ID]; n > 0 {
+			r.replicas[status.ID] = n
+		}
+	}
 }
 
 // end returns the families with series.

@@ -51,7 +51,7 @@ const DefaultSeriesLimit = 20000
 type Options struct {
 	Filter FamilyFilter
 	// StableSeries leaves owner labels off all series but
-	// nvidia_gpu_allocation_info, so that no series ends or begins with a pod.
+	// nvidia_gpu_allocation_info and _ratio, so that no series ends or begins with a pod.
 	// Counters then are the driver's own.
 	StableSeries bool
 	// PodUID adds the pod's UID to nvidia_gpu_allocation_info.

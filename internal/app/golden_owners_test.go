@@ -233,6 +233,8 @@ func TestSharedGPUClaims(t *testing.T) {
 		}
 		return strings.Contains(text, allocated("more", "infer-0")) && strings.Count(text, prefix) == shares+1 &&
 			strings.Count(text, "\npodgauge_claim_info{") == shares+2 && // of each share
+			strings.Count(text, "\nnvidia_gpu_allocation_ratio{") == shares && // of each container, infer-0 with two claims of the 49
+			strings.Contains(text, fmt.Sprintf(`pod="infer-0",resource="gpu.nvidia.com",uuid=%q} %v`+"\n", device, 2.0/(shares+1))) &&
 			strings.Contains(text, "\n"+`nvidia_gpu_allocated{container="",gpu="0",mig_uuid="",namespace="",pod="",uuid="`+device+`"} 1`)
 	})
 }

@@ -56,6 +56,7 @@ type Device struct {
 	GI             int       `json:"gi"`
 	CI             int       `json:"ci"`
 	Profile        string    `json:"profile,omitempty"`
+	ComputeSlices  int       `json:"-"` // of a MIG device's GPU: 7 on an H100, 4 on an A30; 0 when unknown
 	Placement      Placement `json:"-"`
 	Minor          int       `json:"minor"`                  // the N of /dev/nvidiaN; -1 when unknown
 	Model          string    `json:"model,omitempty"`        // as the driver names it: "NVIDIA H100 80GB HBM3"
@@ -66,6 +67,16 @@ type Device struct {
 	// InfoLabels are further labels of the device's info series: each name
 	// once, and the same names on all devices of a Backend.
 	InfoLabels []Label `json:"-"`
+}
+
+// GPUFraction returns the device's part of its GPU, by the compute slices in the
+// profile: 1/7 for 1g.10gb on an H100. It is 1 for a whole GPU, and when unknown.
+func (d Device) GPUFraction() float64 {
+	size, err := strconv.Atoi(d.Profile[:max(0, strings.IndexAny(d.Profile, "cg"))])
+	if err != nil || size >= d.ComputeSlices {
+		return 1
+	}
+	return float64(size) / float64(d.ComputeSlices)
 }
 
 // Placement is the position of a MIG device's GPU instance on the GPU. The zero Placement is unknown, or a whole GPU's.

@@ -152,7 +152,7 @@ func (l *deviceListing) appendDevices(g *gpu, index int, sharedNodes []string, m
 	d.DeviceNodes = slices.Concat(node, sharedNodes)
 	l.devices = append(l.devices, d)
 	for _, m := range mig.Devices {
-		d := asDevice(m, d)
+		d := asDevice(m, d, mig.MaxDevices)
 		d.DeviceNodes = slices.Concat(node, capNodes(migMinors, d), sharedNodes)
 		l.devices = append(l.devices, d)
 	}

@@ -196,8 +196,9 @@ func profileFromAttributes(a nvml.DeviceAttributes, gpuMemory uint64) string {
 
 // asDevice returns the MIG device, with the facts of its GPU apart from memory
 // and device nodes.
-func asDevice(m collect.MIGDevice, gpu device.Device) device.Device {
+func asDevice(m collect.MIGDevice, gpu device.Device, maxDevices int) device.Device {
 	d := gpu
+	d.ComputeSlices = maxDevices // the smallest MIG device has one slice
 	d.ID, d.MIGEnabled, d.MemoryBytes = m.ID, false, m.MemoryBytes
 	d.MIGDeviceIndex, d.GI, d.CI, d.Profile, d.Placement = m.Index, m.GI, m.CI, m.Profile, m.Placement
 	return d

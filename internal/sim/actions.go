@@ -42,6 +42,7 @@ var scriptActions = map[string]scriptAction{
 	"reset":     {"DEVICE", 1, 1, onDevice(withoutArgs((*Machine).ResetGPU))},
 	"stall":     {"DEVICE", 1, 1, onDevice(withoutArgs((*Machine).HangGPU))},
 	"partition": {"DEVICE PROFILE…", 2, unlimitedArgs, onDevice(partitionGPU)},
+	"process":   {"DEVICE BYTES", 2, 2, startUnattributed},
 
 	"wedge":   {"no argument", 0, 0, onMachine((*Machine).HangAll)},
 	"release": {"no argument", 0, 0, onMachine((*Machine).ReleaseHangs)},
@@ -279,6 +280,18 @@ func changeNICs(_ context.Context, n *VirtualNode, args []string) error {
 		return err
 	}
 	return n.sysfs.change(nics, args[1])
+// startUnattributed starts a process outside all containers: foreign use of an
+// allocated device, and leaked memory on an unallocated one.
+func startUnattributed(_ context.Context, n *VirtualNode, args []string) error {
+	id, err := n.findDevice(args[0])
+	if err != nil {
+		return err
+	}
+	bytes, err := strconv.ParseFloat(args[1], 64)
+	if err == nil {
+		n.ProcessTable.startUnattributed(id, bytes)
+	}
+	return err
 }
 
 func setKubeletBehavior(ctx context.Context, n *VirtualNode, args []string) error {

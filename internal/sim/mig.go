@@ -141,7 +141,7 @@ func (g *simGPU) newMIGDevice(index, gi, ci int, profile string, placement devic
 	size, _ := parseProfile(profile)
 	d.ID = device.ID(fmt.Sprintf("MIG-%08x-5eed-5000-8000-%06x%06x", 0xa100+g.Index, g.partitionCount, index))
 	d.MIGEnabled, d.MIGDeviceIndex, d.GI, d.CI, d.Profile = false, index, gi, ci, profile
-	d.Placement, d.MemoryBytes = placement, size.memoryBytes()
+	d.Placement, d.MemoryBytes, d.ComputeSlices = placement, size.memoryBytes(), computeSlicesPerGPU
 	access := 1000*g.Minor + 10*gi // number of the GPU instance's capability node
 	d.DeviceNodes = append([]string{
 		g.DeviceNodes[0], fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access),

@@ -45,6 +45,14 @@ func (t *ProcessTable) markIdle(namespace, pod string) {
 	t.idlePods[namespace+"/"+pod] = true
 }
 
+// startUnattributed starts a process without an owner.
+func (t *ProcessTable) startUnattributed(id device.ID, bytes float64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lastPID++
+	t.machine.StartProcess(id, t.lastPID, bytes, defaultProcessSM)
+}
+
 // sync starts and stops processes to match the pods.
 func (t *ProcessTable) sync(pods []kubelet.PodStatus) {
 	t.mu.Lock()
