@@ -23,6 +23,7 @@ import (
 )
 
 var ruleFiles = []string{"podgauge.rules.yaml", "podgauge.recording.yaml", "podgauge.jobs.yaml", "podgauge.profiling.yaml"}
+var ruleFiles = []string{"podgauge.rules.yaml", "podgauge.recording.yaml", "podgauge.cost.yaml", "podgauge.profiling.yaml"}
 
 // chartCopies returns the chart's rules and dashboards: the repository's, with <owner> before the owner labels. The templates replace
 // it by the value ownerLabelPrefix. Helm does not read files outside a chart's folder.
@@ -123,6 +124,12 @@ func TestRules(t *testing.T) {
 		`prometheusRule: {enabled: true}`: lacks(profiling),
 		cordoned:                          lacks(profiling),
 		`prometheusRule: {enabled: true, recording: false, jobs: false, profiling: true}`: lacks(recording, jobs),
+	const recording, profiling, cost = "podgauge-recording ", "podgauge-profiling ", "podgauge-cost "
+	for values, isEnabled := range map[string]func(rule string) bool{
+		`prometheusRule: {enabled: true}`: lacks(profiling),
+		cordoned:                          lacks(profiling),
+		`prometheusRule: {enabled: true, recording: false, profiling: true}`:            lacks(recording),
+		`prometheusRule: {enabled: true, cost: false}`:                                  lacks(profiling, cost),
 		`prometheusRule: {enabled: true, alerts: {` + disabled + `: {enabled: false}}}`: lacks(profiling, `"`+disabled+`"`),
 	} {
 		want := rules(strings.NewReplacer())
@@ -167,6 +174,8 @@ func TestOwnerLabelPrefix(t *testing.T) {
 	}
 	if len(rules) != 5 || plain != 3 {
 		t.Errorf("got %d PrometheusRules and %d series of kube-state-metrics, want 5 and 3", len(rules), plain)
+	if len(rules) != 5 || plain != 4 {
+		t.Errorf("got %d PrometheusRules and %d series of kube-state-metrics, want 5 and 4", len(rules), plain)
 	}
 	panels := 0
 	for _, m := range decodeAll[core.ConfigMap](t, mustRender(t, values)) {
@@ -189,6 +198,31 @@ func TestJobLabel(t *testing.T) {
 	text := string(joinObjects(mustRender(t, `{prometheusRule: {enabled: true, jobLabel: example.com/my-run}}`)))
 	if !strings.Contains(text, `"label_example_com_my_run"`) || strings.Contains(text, `"label_job"`) {
 		t.Error("the rules lack the label of the value jobLabel")
+// TestCostValues checks the rules for prices and for labels of pods, which both sides of a join have.
+func TestCostValues(t *testing.T) {
+	const values = `{ownerLabelPrefix: exported_, prometheusRule: {enabled: true, costLabels: [label_team, label_app],
+		prices: {NVIDIA H100 80GB HBM3: 2.5, 'a "quoted" model': 1}}}`
+	got := map[string]string{}
+	for _, r := range decodeAll[monitoring.PrometheusRule](t, mustRender(t, values)) {
+		for _, g := range r.Spec.Groups {
+			for _, rule := range g.Rules {
+				got[rule.Record] += rule.Expr.String() + "\n"
+			}
+		}
+	}
+	expect.Equal(t, got["model:podgauge_gpu_price_per_hour:max"], `max by (cluster, model) (nvidia_gpu_info{model="NVIDIA H100 80GB HBM3"}) * 2.5
+max by (cluster, model) (nvidia_gpu_info{model="a \"quoted\" model"}) * 1
+`)
+	expect.Contains(t, got["device_container_model:podgauge_gpus_allocated:max"], "\n* on (cluster, exported_namespace, exported_pod) "+
+		"group_left (label_team, label_app) topk by (cluster, exported_pod, exported_namespace) (1, "+
+		"max by (cluster, exported_namespace, label_team, label_app, exported_pod) (nvidia_gpu_allocation_info))")
+	expect.Contains(t, got["namespace:podgauge_gpus_pending:sum"], "max by (cluster, exported_namespace, label_team, label_app, exported_pod) "+
+		"(exported_kube_pod_labels or on")
+	expect.Contains(t, got["namespace_model:podgauge_gpus_used:sum"], "sum by (cluster, exported_namespace, label_team, label_app, model) (")
+	for record, expr := range got {
+		if strings.Contains(expr, "LABELS") || strings.Contains(record, "gpus") && strings.Contains(expr, "# labels") {
+			t.Errorf("%s: %s", record, expr)
+		}
 	}
 }
 

@@ -372,7 +372,15 @@ var fleetValues = []struct {
 	{"Energy, by namespace (top 20)", "A", "h100", `{namespace="(unattributed)"}`, 0.3},
 	{"Cost, by namespace (top 20)", "A", "h100", `{namespace="research"}`, 0.3*0.3 + 4*0.5*2},
 	{"Cost, by namespace (top 20)", "A", "h100", `{namespace="(unattributed)"}`, 0.3 * 0.3},
-	{"Devices, by namespace (top 20)", "A", "h100", `{namespace="research"}`, 4},
+	{"GPUs, by namespace (top 20)", "A", "h100", `{namespace="research"}`, 4},
+	{"GPUs, by use", "A", "h100", `{}`, 8},
+	{"GPUs, by use", "B", "h100", `{}`, 5 + 4},
+	{"GPUs, by use", "C", "h100", `{}`, 5},
+	{"GPUs, by use", "D", "h100", `{}`, 4 * 0.9},
+	{"GPUs, by use", "E", "h100", `{}`, 1},
+	{"Nodes with free GPUs", "B", "h100", `{}`, 1},
+	{"Nodes with free GPUs", "C", "h100", `{}`, 0},
+	{"By namespace", "I", "h100", `{namespace="research"}`, 4 * 0.9 / 2},
 	{"By namespace", "B", "h100", `{namespace="research"}`, 0.9},
 	{"By namespace", "E", "h100", `{namespace="research"}`, 2},
 	{"By namespace", "F", "h100", `{namespace="serving"}`, 0.5},
@@ -395,7 +403,7 @@ var fleetValues = []struct {
 	{"Unallocated", "A", "gpu_failed", `{}`, 1},
 	{"By node", "C", "gpu_failed", `{node="gpu_failed"}`, 1.0 / 4},
 	// The two containers of a shared GPU have no separate readings.
-	{"By namespace", "A", "time_sliced", `{namespace="lab"}`, 1},
+	{"By namespace", "A", "time_sliced", `{namespace="lab"}`, 2.0 / 4},
 }
 
 // TestFleetValues checks values of the Fleet dashboard.
@@ -454,7 +462,7 @@ const steadyDuration = 40 * time.Minute
 
 // selectAll expands the variables of a query with All.
 var selectAll = strings.NewReplacer("$__range", "30m", "$__rate_interval", "5m", "$__interval", "30m", "$price_per_kwh", "0.3",
-	"$price_per_gpu_hour", "2", "$cluster", ".*", "$node_pods", ".*", `="$node"`, `=~".*"`, "$node", ".*", "$gpu", ".*", "$namespace", ".+",
+	"$cluster", ".*", "$node_pods", ".*", `="$node"`, `=~".*"`, "$node", ".*", "$gpu", ".*", "$namespace", ".+",
 	"$pod", ".+", "$container", ".+")
 
 // recordedFleet returns the series of a fleet and its recorded series. Recorded energy is 600 W, as the golden files' energy is constant.
@@ -507,6 +515,8 @@ func loadFleet(t *testing.T, names string) *history {
 	}
 	pendingPod := []string{"namespace", "research", "pod", "waiting"}
 	nodes.addConstant(t, labels.FromStrings(append(pendingPod, model.MetricNameLabel, "kube_pod_status_unschedulable")...), 1)
+	nodes.addConstant(t, labels.FromStrings(append(pendingPod, model.MetricNameLabel, "kube_pod_status_phase", "phase", "Pending")...), 1)
+	nodes.addConstant(t, labels.FromStrings(model.MetricNameLabel, "model:podgauge_gpu_price_per_hour:max", "model", "NVIDIA H100 80GB HBM3"), 2)
 	nodes.addConstant(t, labels.FromStrings(append(pendingPod, model.MetricNameLabel, "kube_pod_container_resource_requests",
 		"container", "main", "resource", "nvidia_com_gpu", "unit", "integer")...), 4)
 	return nodes

@@ -29,6 +29,7 @@ var targetLabels = []string{"cluster", "node", "instance", "job"}
 var externalFamilies = map[string][]string{
 	"kube_pod_status_phase":                          {"namespace", "pod", "phase"}, // kube-state-metrics
 	"kube_pod_status_unschedulable":                  {"namespace", "pod"},
+	"kube_pod_labels":                                {"namespace", "pod"},
 	"kube_pod_container_resource_requests":           {"namespace", "pod", "container", "resource"},
 	"kube_daemonset_status_desired_number_scheduled": {"namespace", "daemonset"},
 	"kube_daemonset_status_number_ready":             {"namespace", "daemonset"},
@@ -36,7 +37,8 @@ var externalFamilies = map[string][]string{
 	"kube_node_info":                                 {"node"},
 	"kube_node_spec_unschedulable":                   {"node"},
 	"kube_node_status_condition":                     {"node", "condition", "status"},
-	"podgauge_kube_events_dropped_total":             nil, // podgauge-kube
+	"podgauge_kube_events_dropped_total":             nil,       // podgauge-kube
+	"model:podgauge_gpu_price_per_hour:max":          {"model"}, // the chart's prices
 	"podgauge_kube_requests_total":                   {"code"},
 	"up":                                             nil, // Prometheus
 	"process_cpu_seconds_total":                      nil,

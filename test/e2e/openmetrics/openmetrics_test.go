@@ -169,8 +169,7 @@ func TestOwnersAreAggregatedFirst(t *testing.T) {
 	}
 	for name, b := range readDashboards(t) {
 		for _, q := range b.targets() {
-			check(name+": "+q.title, strings.NewReplacer("$__range", "6h", "$__rate_interval", "2m", "$__interval", "1h", "$price_per_kwh", "1",
-				"$price_per_gpu_hour", "1").Replace(q.Expr))
+			check(name+": "+q.title, strings.NewReplacer("$__range", "6h", "$__rate_interval", "2m", "$__interval", "1h", "$price_per_kwh", "1").Replace(q.Expr))
 		}
 	}
 	const invalid = `max by (uuid) (rate(nvidia_gpu_throttle_seconds_total[10m])) > 0.1`

@@ -23,6 +23,7 @@ const (
 	rulesFile      = "../../../deploy/rules/podgauge.rules.yaml"
 	recordingsFile = "../../../deploy/rules/podgauge.recording.yaml"
 	jobsFile       = "../../../deploy/rules/podgauge.jobs.yaml"
+	costFile       = "../../../deploy/rules/podgauge.cost.yaml"
 	ruleTests      = "../../../deploy/rules/*_test.yaml"
 )
 
@@ -158,7 +159,7 @@ func serviceRules(t *testing.T) []rulefmt.Rule {
 
 func recordingRules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
-	return parseRules(t, testfile.Read(t, recordingsFile))
+	return append(parseRules(t, testfile.Read(t, recordingsFile)), parseRules(t, testfile.Read(t, costFile))...)
 }
 
 // parseRules parses rules with Prometheus' parser, which also checks the templates in annotations.
@@ -187,6 +188,8 @@ func readRuleTests(t *testing.T, name string) (file ruleTestFile) {
 	}
 	known := []string{filepath.Base(rulesFile), filepath.Base(profilingFile), filepath.Base(rulesFile) + " " + filepath.Base(jobsFile)}
 	if !slices.Contains(known, strings.Join(file.RuleFiles, " ")) {
+	known := []string{filepath.Base(rulesFile), filepath.Base(profilingFile), filepath.Base(costFile)}
+	if len(file.RuleFiles) != 1 || !slices.Contains(known, file.RuleFiles[0]) {
 		t.Fatalf("rule_files of %s: got %q", name, file.RuleFiles)
 	}
 	return file

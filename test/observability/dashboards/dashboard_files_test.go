@@ -23,6 +23,8 @@ const (
 	rulesFile      = "../../../deploy/rules/podgauge.rules.yaml"
 	recordingsFile = "../../../deploy/rules/podgauge.recording.yaml"
 	jobsFile       = "../../../deploy/rules/podgauge.jobs.yaml"
+	costFile       = "../../../deploy/rules/podgauge.cost.yaml"
+	pricesFile     = "testdata/prices.yaml"
 )
 
 // dashboardFile has the queries and variables of a dashboard's file.

@@ -68,6 +68,7 @@ func TestDashboardQueries(t *testing.T) {
 	c.checkTables(readDashboards(t))
 	c.checkRecordings(readRules(t, recordingsFile))
 	c.checkRecordings(readRules(t, jobsFile))
+	c.checkRecordings(append(readRules(t, recordingsFile), readRules(t, costFile)...))
 	c.checkBackfill(url, filepath.Join(dir, "recorded"))
 	for _, n := range nodes {
 		expect.NoError(t, n.stop(), n.name)

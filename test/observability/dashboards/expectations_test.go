@@ -40,7 +40,7 @@ const (
 var untriggered = []string{
 	"PodgaugeAllocatableDropped", "PodgaugeCdiSpecMissing", "PodgaugeDeviceMissing", "PodgaugeDriverSkew", "PodgaugeFleetFailing",
 	"PodgaugeFleetUnhealthy", "PodgaugeKubernetesRequestsFailed", "PodgaugeMigWithoutDevices", "PodgaugeNvlinkDown", "PodgaugeRetiredTooLong",
-	"PodgaugeUnallocatedMemoryUsed", "PodgaugeUnattributedProcesses", "PodgaugeVbiosSkew",
+	"PodgaugeVbiosSkew",
 }
 
 // usualAlert applies to alerts without a row in unusualAlerts.

@@ -29,7 +29,7 @@ func (c *dashboardRun) startOverriding(nodes []*simNode, exporters map[string]st
 	c.Helper()
 	dir := c.TempDir()
 	rules := []string{"../../../deploy/rules/podgauge.owner-labels.yaml"}
-	for _, file := range []string{rulesFile, recordingsFile} {
+	for _, file := range honoring.rules {
 		text, err := os.ReadFile(file)
 		if err == nil {
 			text, err = dashboards.Rules(text, renamed)
@@ -79,7 +79,9 @@ func (c *dashboardRun) checkOwnerLabels(overriding prometheus.API) {
 }
 
 // hasBackfill reports whether a query reads more of the past than a run has. Only the first Prometheus has the backfilled blocks.
-func hasBackfill(expr string) bool { return strings.Contains(expr, "30m") }
+func hasBackfill(expr string) bool {
+	return strings.Contains(expr, "30m") || strings.Contains(expr, "gpus_idle")
+}
 
 // owners returns the owners in the results of a query at the end of the run.
 func (c *dashboardRun) owners(b *dashboardFile, q panelQuery, prefix string) []string {

@@ -51,7 +51,8 @@ func kubeStateFamilies(pods map[string]string) string {
 		}
 	}
 	// Scripts lack a scheduler: a single pending pod requests two devices.
-	text.WriteString("# TYPE kube_pod_status_unschedulable gauge\nkube_pod_status_unschedulable{namespace=\"team-f\",pod=\"waiting-0\"} 1\n" +
+	text.WriteString("kube_pod_status_phase{namespace=\"team-f\",pod=\"waiting-0\",uid=\"uid-of-waiting-0\",phase=\"Pending\"} 1\n" +
+		"# TYPE kube_pod_status_unschedulable gauge\nkube_pod_status_unschedulable{namespace=\"team-f\",pod=\"waiting-0\"} 1\n" +
 		"# TYPE kube_pod_container_resource_requests gauge\n" +
 		"kube_pod_container_resource_requests{namespace=\"team-f\",pod=\"waiting-0\",container=\"main\",resource=\"nvidia_com_gpu\"} 2\n")
 	for family, value := range map[string]int{"desired_number_scheduled": 3, "number_ready": 2, "updated_number_scheduled": 3} {
