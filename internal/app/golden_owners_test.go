@@ -65,7 +65,7 @@ func newTimeSlicedApp(t *testing.T, hidden bool) *testApp {
 	t.Helper()
 	p := newFakeProcFS(t, hidden)
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.H100), procDir: p.root}, "--config-file="+sharedConfig(t, 4),
-		"--metrics.set=none", "--metrics.include=nvidia_gpu_container_*,nvidia_gpu_unattributed_*,nvidia_gpu_alloc*,nvidia_gpu_memory_*,nvidia_gpu_utilization_ratio,nvidia_gpu_energy*")
+		"--metrics.set=none", "--metrics.include=nvidia_gpu_info,nvidia_gpu_container_*,nvidia_gpu_unattributed_*,nvidia_gpu_alloc*,nvidia_gpu_memory_*,nvidia_gpu_utilization_ratio,nvidia_gpu_energy*")
 	w.waitAllocatable(gpuResource, 4)
 	one, two := gpuPod("lab", "one", 1), gpuPod("lab", "two", 1)
 	w.runPod(one)

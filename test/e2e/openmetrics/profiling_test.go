@@ -2,6 +2,7 @@ package openmetrics
 
 import (
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"testing"
@@ -15,6 +16,7 @@ import (
 const (
 	profilingFile  = "../../../deploy/rules/podgauge.profiling.yaml"
 	profilingTests = "../../../deploy/rules/podgauge-profiling_test.yaml"
+	costTests      = "../../../deploy/rules/podgauge-cost_test.yaml"
 	profilingOwner = "device_container_gi:podgauge_profiling_owner:group3m"
 )
 
@@ -27,8 +29,16 @@ func profilingRules(t *testing.T) []rulefmt.Rule {
 }
 
 // TestProfilingRules runs the tests of the rules without promtool, with a newer Prometheus.
-func TestProfilingRules(t *testing.T) {
-	file := readRuleTests(t, profilingTests)
+func TestProfilingRules(t *testing.T) { runRuleTests(t, profilingTests, profilingRules(t)) }
+
+// TestCostRules does the same for GPUs by owner, cost and capacity.
+func TestCostRules(t *testing.T) {
+	runRuleTests(t, costTests, parseRules(t, testfile.Read(t, costFile)))
+}
+
+func runRuleTests(t *testing.T, name string, rules []rulefmt.Rule) {
+	t.Helper()
+	file := readRuleTests(t, name)
 	interval := time.Duration(file.EvaluationInterval)
 	for _, test := range file.Tests {
 		t.Run(test.Name, func(t *testing.T) {
@@ -40,7 +50,7 @@ func TestProfilingRules(t *testing.T) {
 			for _, want := range test.PromQLExprTest {
 				end = max(end, time.Duration(want.EvalTime))
 			}
-			series.evaluate(t, profilingRules(t), interval, end)
+			series.evaluate(t, rules, interval, end)
 			for _, want := range test.PromQLExprTest {
 				got, expected := map[string]float64{}, map[string]float64{}
 				for _, sample := range series.query(t, want.Expr, time.Duration(want.EvalTime)) {
@@ -53,7 +63,7 @@ func TestProfilingRules(t *testing.T) {
 					}
 					expected[metric.String()] = sample.Value
 				}
-				if !maps.Equal(got, expected) {
+				if !maps.EqualFunc(got, expected, func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }) {
 					t.Errorf("%s at %s: got %v, want %v", want.Expr, want.EvalTime, got, expected)
 				}
 			}
