@@ -57,7 +57,7 @@ func TestMIGDevices(t *testing.T) {
 	gpu, got := devices[1], devices[2]
 	want := gpu // a MIG device has most facts of its GPU
 	want.ID, want.MIGEnabled, want.MIGDeviceIndex, want.GI, want.CI = "MIG-a", false, 0, 7, 0
-	want.Profile, want.MemoryBytes = "1g.10gb", 9984<<20
+	want.Profile, want.MemoryBytes, want.ComputeSlices = "1g.10gb", 9984<<20, 7
 	want.Placement = device.Placement{Profile: 19, Start: 0, Size: 1}
 	want.DeviceNodes = got.DeviceNodes
 	if fmt.Sprint(got) != fmt.Sprint(want) || !gpu.MIGEnabled || !gpu.WholeGPU() || gpu.NUMANode != 1 {
