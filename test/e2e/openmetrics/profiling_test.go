@@ -5,6 +5,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -34,6 +35,41 @@ func TestProfilingRules(t *testing.T) { runRuleTests(t, profilingTests, profilin
 // TestCostRules does the same for GPUs by owner, cost and capacity.
 func TestCostRules(t *testing.T) {
 	runRuleTests(t, costTests, parseRules(t, testfile.Read(t, costFile)))
+}
+
+// TestCostLabels checks the rules with a label of pods, as the chart's value prometheusRule.costLabels changes them. A pod whose label
+// changes has one value of it, and pods without the label count without.
+func TestCostLabels(t *testing.T) {
+	text := regexp.MustCompile(`by \(cluster, namespace`).ReplaceAllString(testfile.Read(t, costFile), "$0, label_team")
+	text = strings.NewReplacer("# labels: ", "", "LABELS", "label_team").Replace(text)
+	series := newHistory()
+	for _, s := range []string{
+		`nvidia_gpu_info{node="a",uuid="GPU-0",mig_uuid="",model="H100"}`,
+		`nvidia_gpu_allocation_info{node="a",uuid="GPU-0",mig_uuid="",namespace="n",pod="p",container="c",label_team="x"}`,
+		`nvidia_gpu_allocation_info{node="a",uuid="GPU-0",mig_uuid="",namespace="n",pod="q",container="c",label_team="y"}`,
+		`nvidia_gpu_allocation_info{node="a",uuid="GPU-0",mig_uuid="",namespace="n",pod="q",container="c",label_team="z"}`,
+		`nvidia_gpu_allocation_info{node="a",uuid="GPU-0",mig_uuid="",namespace="n",pod="r",container="c"}`,
+		`kube_pod_status_phase{namespace="n",pod="s",phase="Pending"}`, `kube_pod_labels{namespace="n",pod="s",label_team="x"}`,
+		`kube_pod_container_resource_requests{namespace="n",pod="s",container="c",resource="nvidia_com_gpu"}`,
+		`kube_pod_status_phase{namespace="n",pod="t",phase="Pending"}`,
+		`kube_pod_container_resource_requests{namespace="n",pod="t",container="c",resource="nvidia_com_gpu"}`,
+	} {
+		series.add(t, s, "1x5", time.Minute)
+	}
+	for pod, part := range map[string]string{"p": "0.5x5", "q": "0.25x5", "r": "0.125x5"} {
+		series.add(t, `nvidia_gpu_allocation_ratio{node="a",uuid="GPU-0",mig_uuid="",namespace="n",pod="`+pod+`",container="c"}`, part, time.Minute)
+	}
+	series.evaluate(t, parseRules(t, text), time.Minute, 4*time.Minute)
+	got := map[string]float64{}
+	for _, sample := range series.query(t, `namespace:podgauge_gpus_requested:sum`, 4*time.Minute) {
+		got[sample.Metric.Get("label_team")] = sample.F
+	}
+	moved := got["y"] + got["z"] // one of both
+	delete(got, "y")
+	delete(got, "z")
+	if want := map[string]float64{"x": 1.5, "": 1.125}; !maps.Equal(got, want) || moved != 0.25 {
+		t.Errorf("got %v and %v for the changed label, want %v and 0.25", got, moved, want)
+	}
 }
 
 func runRuleTests(t *testing.T, name string, rules []rulefmt.Rule) {
