@@ -39,8 +39,8 @@ type snapshotSeries struct {
 	portMetrics []device.Metric // of RDMA ports
 	portTraffic *attribution
 	snapshot    *nodeSnapshot
-	// replicas are the advertised ids of each device, of any device plugin. The kubelet lists those of healthy devices:
-	// an unhealthy device keeps its number.
+	// replicas are the numbers of ids that device plugins advertise for a device.
+	// The kubelet lists only healthy ids, so an unhealthy device keeps its number.
 	replicas map[device.ID]int
 	// seriesLeft is how many more series may be added, and seriesDropped how many
 	// were not.
