@@ -117,6 +117,10 @@ func (d *deviceRendering) renderHealth() {
 	for _, state := range device.AllHealth {
 		d.deviceSeries.set("nvidia_gpu_health_state", boolValue(d.status.Health == state), state.String())
 	}
+	for _, t := range d.status.Times {
+		d.deviceSeries.set("nvidia_gpu_health_state_seconds_total",
+			t.Until(d.snapshot.begin).Seconds(), t.Health.String(), t.Reason)
+	}
 	if !d.status.Since.IsZero() {
 		d.deviceSeries.set("nvidia_gpu_health_since_timestamp_seconds", unixSeconds(d.status.Since))
 	}

@@ -253,6 +253,19 @@ func TestAllocationRatio(t *testing.T) {
 				}
 				assertSeries(t, text, "allocation_ratio "+want+" resource="+resource)
 			}
+// TestHealthTimes checks that a scrape has the time in the current state until now.
+func TestHealthTimes(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		d.publish(func(s []device.Status) {
+			s[0].Times = s[0].Times.Enter(device.Healthy, "", time.Now().Add(-90*time.Second)).
+				Enter(device.Unhealthy, "xid_79", time.Now().Add(-30*time.Second))
+		})
+		handler := d.handler(exporter.Options{})
+		for _, seconds := range []int{30, 75} {
+			assertSeries(t, scrape(t, handler), "health_state_seconds_total GPU-0 60 state=healthy reason=",
+				fmt.Sprint("health_state_seconds_total GPU-0 ", seconds, " state=unhealthy reason=xid_79"))
+			time.Sleep(45 * time.Second)
 		}
 	})
 }

@@ -26,7 +26,7 @@ var timeFamilies = []string{
 	"podgauge_build_info",
 	"podgauge_collection_begin_timestamp_seconds", "podgauge_collection_end_timestamp_seconds", "podgauge_allocations_age_seconds",
 	"podgauge_plugin_request_duration_seconds", "podgauge_pod_resources_request", "podgauge_events_up",
-	"nvidia_gpu_health_since_timestamp_seconds", "nvidia_gpu_incident_last_timestamp_seconds", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds",
+	"nvidia_gpu_health_since_timestamp_seconds", "nvidia_gpu_health_state_seconds_total", "nvidia_gpu_incident_last_timestamp_seconds", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds",
 	"nvidia_gpu_xid_last_timestamp_seconds",
 	"nvidia_gpu_allocation_last_seen_timestamp_seconds", "podgauge_series ", // a pod may first run on a device other than the test's
 }

@@ -3,6 +3,7 @@ package device_test
 import (
 	"cmp"
 	"testing"
+	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/test/helpers/expect"
@@ -35,5 +36,32 @@ func TestDeviceCompare(t *testing.T) {
 		for j, b := range want {
 			expect.Equal(t, a.Compare(b), cmp.Compare(i, j), a.ID, "compared with", b.ID)
 		}
+	}
+}
+
+// TestHealthTimes checks that a time never decreases, also if the clock of a reader is behind, and that earlier times remain as they are.
+func TestHealthTimes(t *testing.T) {
+	begun := time.Now()
+	first := device.HealthTimes(nil).Enter(device.Healthy, "", begun)
+	second := first.Enter(device.Unhealthy, "lost", begun.Add(10*time.Second)).Enter(device.Unhealthy, "lost", begun.Add(20*time.Second))
+	last := second.Enter(device.Healthy, "", begun.Add(25*time.Second))
+	for _, row := range []struct {
+		times       device.HealthTimes
+		at          time.Duration
+		first, lost time.Duration
+	}{
+		{first, 5 * time.Second, 5 * time.Second, 0},
+		{first, -time.Hour, 0, 0},
+		{second, 22 * time.Second, 10 * time.Second, 12 * time.Second},
+		{second, -time.Hour, 10 * time.Second, 0},
+		{last, 30 * time.Second, 15 * time.Second, 15 * time.Second},
+		{last, 20 * time.Second, 10 * time.Second, 15 * time.Second},
+	} {
+		got := map[device.Health]time.Duration{}
+		for _, s := range row.times {
+			got[s.Health] = s.Until(begun.Add(row.at))
+		}
+		expect.Equal(t, got[device.Healthy], row.first, "healthy at", row.at)
+		expect.Equal(t, got[device.Unhealthy], row.lost, "unhealthy at", row.at)
 	}
 }

@@ -22,9 +22,10 @@ type Status struct {
 	Note    string // the operator's reason of a retired device
 	// MaskedFault is the newest fault of a retired device, from before the retirement or since.
 	MaskedFault MaskedFault
-	Since       time.Time // when Healthy or Reason last changed; of a retired device, the date of the retirement
-	Gone        bool      // absent from the newest listing: not read, and its instance ids may be reused
-	Xids        []Xid     // the GPU's Xids, by code
+	Since       time.Time   // when Healthy or Reason last changed; of a retired device, the date of the retirement
+	Times       HealthTimes // in this process
+	Gone        bool        // absent from the newest listing: not read, and its instance ids may be reused
+	Xids        []Xid       // the GPU's Xids, by code
 	// XidsOverAt is the newest recovery or Trust, or the GPU's first listing in this process: earlier Xids are over.
 	XidsOverAt time.Time
 }
@@ -85,6 +86,43 @@ func (h Health) String() string {
 		return "unknown"
 	}
 	return names[h]
+}
+
+// HealthTimes are the times that a device has been in its states in this
+// process, in the order of the first one. HealthTimes is immutable.
+type HealthTimes []HealthTime
+
+// HealthTime is the time in one health state for one reason.
+type HealthTime struct {
+	Health Health
+	Reason string // as in Status
+	total  time.Duration
+	since  time.Time // of the current state, by the monotonic clock; zero: not current
+}
+
+// Enter returns the times of a device that is in a state for a reason from now on.
+func (times HealthTimes) Enter(h Health, reason string, now time.Time) HealthTimes {
+	i := slices.IndexFunc(times, func(t HealthTime) bool { return t.Health == h && t.Reason == reason })
+	if i >= 0 && !times[i].since.IsZero() {
+		return times
+	}
+	times = slices.Clone(times)
+	if i < 0 {
+		i, times = len(times), append(times, HealthTime{Health: h, Reason: reason})
+	}
+	for k, t := range times {
+		times[k].total, times[k].since = t.Until(now), time.Time{}
+	}
+	times[i].since = now
+	return times
+}
+
+// Until returns the time in the state until now.
+func (t HealthTime) Until(now time.Time) time.Duration {
+	if t.since.IsZero() {
+		return t.total
+	}
+	return t.total + max(0, now.Sub(t.since))
 }
 
 // Xid counts the Xids of one code of a GPU. Times are those of all processes.

@@ -65,6 +65,7 @@ type trackedDevice struct {
 	goneSince time.Time   // zero: in the newest listing
 	reason    string      // as published since
 	since     time.Time   // zero: not published yet
+	times     device.HealthTimes
 }
 
 // levels returns the health of the GPU, with an empty id, and of each MIG device;
@@ -150,13 +151,14 @@ func (d *trackedDevice) status(h device.Health, c Cause, now time.Time) device.S
 	case d.since.IsZero() || d.reason != c.Reason:
 		d.reason, d.since = c.Reason, now
 	}
+	d.times = d.times.Enter(h, c.Reason, now)
 	action := c.Action
 	if h == device.Recovering { // the action was taken
 		action = ""
 	}
 	s := device.Status{
 		Device: d.Device, Healthy: c.Reason == "", Health: h, Reason: c.Reason, Action: action,
-		Since: d.since, Gone: !d.goneSince.IsZero(),
+		Since: d.since, Times: d.times, Gone: !d.goneSince.IsZero(),
 		Flaps: d.gpu.health.flaps + d.health.flaps, Xids: d.gpu.xids, XidsOverAt: d.gpu.xidsOverAt,
 	}
 	if retired != nil {
