@@ -31,7 +31,7 @@ func Files(ownerLabelPrefix string) (map[string][]byte, error) {
 		return nil, err
 	}
 	files := map[string][]byte{}
-	for _, name := range []string{"fleet", "workload", "device", "podgauge"} {
+	for _, name := range []string{"fleet", "reliability", "workload", "device", "podgauge"} {
 		if files[name+".json"], err = generateBoard(grafana, name, ownerLabelPrefix); err != nil {
 			return nil, fmt.Errorf("generate %s: %w", name, err)
 		}

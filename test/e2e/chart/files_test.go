@@ -24,6 +24,7 @@ import (
 
 var ruleFiles = []string{"podgauge.rules.yaml", "podgauge.recording.yaml", "podgauge.jobs.yaml", "podgauge.profiling.yaml"}
 var ruleFiles = []string{"podgauge.rules.yaml", "podgauge.recording.yaml", "podgauge.cost.yaml", "podgauge.profiling.yaml"}
+var ruleFiles = []string{"podgauge.rules.yaml", "podgauge.recording.yaml", "podgauge.reliability.yaml", "podgauge.profiling.yaml"}
 
 // chartCopies returns the chart's rules and dashboards: the repository's, with <owner> before the owner labels. The templates replace
 // it by the value ownerLabelPrefix. Helm does not read files outside a chart's folder.
@@ -125,11 +126,13 @@ func TestRules(t *testing.T) {
 		cordoned:                          lacks(profiling),
 		`prometheusRule: {enabled: true, recording: false, jobs: false, profiling: true}`: lacks(recording, jobs),
 	const recording, profiling, cost = "podgauge-recording ", "podgauge-profiling ", "podgauge-cost "
+	const recording, reliability, profiling = "podgauge-recording ", "podgauge-reliability ", "podgauge-profiling "
 	for values, isEnabled := range map[string]func(rule string) bool{
 		`prometheusRule: {enabled: true}`: lacks(profiling),
 		cordoned:                          lacks(profiling),
 		`prometheusRule: {enabled: true, recording: false, profiling: true}`:            lacks(recording),
 		`prometheusRule: {enabled: true, cost: false}`:                                  lacks(profiling, cost),
+		`prometheusRule: {enabled: true, reliability: false, profiling: true}`:          lacks(reliability),
 		`prometheusRule: {enabled: true, alerts: {` + disabled + `: {enabled: false}}}`: lacks(profiling, `"`+disabled+`"`),
 	} {
 		want := rules(strings.NewReplacer())

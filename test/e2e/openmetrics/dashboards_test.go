@@ -118,7 +118,8 @@ func TestRecordingRules(t *testing.T) {
 // levelLabels returns the labels in the first part of a name. The words device and container stand for several labels.
 func levelLabels(record string) []string {
 	level, _, _ := strings.Cut(record, ":")
-	level = strings.NewReplacer("mig_profile", "mig profile", "_", ",", "device", "node,gpu,uuid,mig uuid", "container", "namespace,pod,container").Replace(level)
+	level = strings.NewReplacer("mig_profile", "mig profile", "mig_uuid", "mig uuid", "driver_version", "driver version", "chassis_serial", "chassis serial",
+		"pci_bus_id", "pci bus id", "_", ",", "device", "node,gpu,uuid,mig uuid", "container", "namespace,pod,container").Replace(level)
 	found := strings.Split(strings.ReplaceAll("cluster,"+level, " ", "_"), ",")
 	slices.Sort(found)
 	return found
@@ -128,12 +129,15 @@ func levelLabels(record string) []string {
 // name labels of the results, and that links are valid.
 func TestDashboards(t *testing.T) {
 	families := readCatalogue(t)
-	for _, r := range recordingRules(t) {
-		families[r.Record], _ = families.checkExpr(r.Expr)
+	for _, r := range append(recordingRules(t), reliabilityRules(t)...) {
+		families[r.Record] = labelValuesByName{}
+		for _, l := range levelLabels(r.Record) {
+			families[r.Record][l] = nil
+		}
 	}
 	all := readDashboards(t)
 	for name, b := range all {
-		for _, wrong := range append(families.checkDashboard(b), b.mixedSources(name == "fleet")...) {
+		for _, wrong := range append(families.checkDashboard(b), b.mixedSources(name == "fleet" || name == "reliability")...) {
 			t.Errorf("%s: %s", name, wrong)
 		}
 	}
@@ -471,7 +475,7 @@ var selectAll = strings.NewReplacer("$__range", "30m", "$__rate_interval", "5m",
 func recordedFleet(t *testing.T, names string) *history {
 	t.Helper()
 	nodes := loadFleet(t, names)
-	for _, r := range recordingRules(t) {
+	for _, r := range slices.Concat(serviceRules(t), recordingRules(t), reliabilityRules(t)) {
 		for _, sample := range nodes.query(t, r.Expr, steadyDuration) {
 			if strings.Contains(r.Record, "energy_joules") {
 				sample.F = 600
@@ -510,8 +514,14 @@ func loadFleet(t *testing.T, names string) *history {
 			nodes.addConstant(t, target(metric), value)
 			if pod := metric.Get("namespace") + "/" + metric.Get("pod"); metric.Get("pod") != "" && !failed[pod] {
 				failed[pod] = true
-				nodes.addConstant(t, labels.FromStrings(model.MetricNameLabel, "kube_pod_status_phase",
-					"namespace", metric.Get("namespace"), "pod", metric.Get("pod"), "phase", "Failed"), 1)
+				phase := labels.FromStrings(model.MetricNameLabel, "kube_pod_status_phase",
+					"namespace", metric.Get("namespace"), "pod", metric.Get("pod"), "phase", "Failed")
+				nodes.add(t, phase.String(), "0x38 1x1", time.Minute)
+			}
+			if metric.Get(model.MetricNameLabel) == "nvidia_gpu_unhealthy_info" { // the golden files omit times
+				since := labels.NewBuilder(target(metric)).Set(model.MetricNameLabel, "nvidia_gpu_health_state_seconds_total").
+					Set("state", "unhealthy").Del("action", "namespace", "pod", "container")
+				nodes.add(t, since.Labels().String(), "0+60x40", time.Minute)
 			}
 		})
 	}

@@ -150,8 +150,9 @@ func readCatalogue(t *testing.T) familyCatalogue {
 	for _, l := range podLabel.FindAllStringSubmatch(testfile.Read(t, jobsFile), -1) {
 		all["nvidia_gpu_allocation_info"][l[1]] = nil
 	}
+	all.add("nvidia_gpu_health_state_seconds_total", "uuid", "gpu", "mig_uuid", "state", "reason") // without series in the golden files
 	// The golden files have few Xids and reasons.
-	all["nvidia_gpu_unallocatable_info"]["reason"] = nil
+	all["nvidia_gpu_unallocatable_info"]["reason"], all["nvidia_gpu_info"]["chassis_serial"] = nil, nil
 	all["nvidia_gpu_xid_errors_total"]["xid"], all["nvidia_gpu_unhealthy_info"]["reason"] = nil, nil
 	return all
 }

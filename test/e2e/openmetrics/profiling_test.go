@@ -73,6 +73,12 @@ func TestCostLabels(t *testing.T) {
 }
 
 func runRuleTests(t *testing.T, name string, rules []rulefmt.Rule) {
+func TestProfilingRules(t *testing.T) {
+	runExprTests(t, profilingTests, profilingRules(t))
+}
+
+// runExprTests runs the tests of queries in a file, with the rules in order.
+func runExprTests(t *testing.T, name string, rules []rulefmt.Rule) {
 	t.Helper()
 	file := readRuleTests(t, name)
 	interval := time.Duration(file.EvaluationInterval)

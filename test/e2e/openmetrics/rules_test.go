@@ -190,6 +190,8 @@ func readRuleTests(t *testing.T, name string) (file ruleTestFile) {
 	if !slices.Contains(known, strings.Join(file.RuleFiles, " ")) {
 	known := []string{filepath.Base(rulesFile), filepath.Base(profilingFile), filepath.Base(costFile)}
 	if len(file.RuleFiles) != 1 || !slices.Contains(known, file.RuleFiles[0]) {
+	known := []string{filepath.Base(rulesFile), filepath.Base(profilingFile), filepath.Base(reliabilityFile)}
+	if isUnknown := func(f string) bool { return !slices.Contains(known, f) }; slices.ContainsFunc(file.RuleFiles, isUnknown) {
 		t.Fatalf("rule_files of %s: got %q", name, file.RuleFiles)
 	}
 	return file

@@ -25,6 +25,8 @@ const (
 	jobsFile       = "../../../deploy/rules/podgauge.jobs.yaml"
 	costFile       = "../../../deploy/rules/podgauge.cost.yaml"
 	pricesFile     = "testdata/prices.yaml"
+
+	reliabilityFile = "../../../deploy/rules/podgauge.reliability.yaml"
 )
 
 // dashboardFile has the queries and variables of a dashboard's file.

@@ -174,6 +174,7 @@ func fasterJobRules(t *testing.T, dir, ownerLabelPrefix string) string {
 	require.NoError(t, os.WriteFile(file, rules, 0o600))
 	return file
 }
+var honoring = scrapeConfig{honorLabels: true, rules: []string{rulesFile, recordingsFile, reliabilityFile}}
 
 // writePrometheusConfig writes Prometheus' config with static targets.
 func writePrometheusConfig(t *testing.T, dir string, s scrapeConfig, nodes []*simNode, kubeStateMetrics map[string]string) {

@@ -30,6 +30,7 @@ func (c *dashboardRun) startOverriding(nodes []*simNode, exporters map[string]st
 	dir := c.TempDir()
 	rules := []string{"../../../deploy/rules/podgauge.owner-labels.yaml"}
 	for _, file := range honoring.rules {
+	for _, file := range []string{rulesFile, recordingsFile, reliabilityFile} {
 		text, err := os.ReadFile(file)
 		if err == nil {
 			text, err = dashboards.Rules(text, renamed)
@@ -84,6 +85,9 @@ func (c *dashboardRun) checkOwnerLabels(overriding prometheus.API) {
 func isComparable(expr string) bool {
 	return !strings.Contains(expr, "30m") && !strings.Contains(expr, "gpus_idle") && !strings.Contains(expr, "gpus_used")
 }
+// hasBackfill reports whether a query reads more of the past than a run has, or values of a minute, which the servers evaluate at different
+// times. Only the first Prometheus has the backfilled blocks.
+func hasBackfill(expr string) bool { return strings.Contains(expr, "30m") || strings.Contains(expr, "1m{") }
 
 // owners returns the owners in the results of a query at the end of the run.
 func (c *dashboardRun) owners(b *dashboardFile, q panelQuery, prefix string) []string {
