@@ -35,7 +35,7 @@ var chartCases = []chartCase{
 	{"empty-config", `config: {map: {a: "version: v1", b: "version: v1"}, fallbackStrategies: [named, single, empty]}`},
 	{"web-secret", `{webConfig: {existingSecret: podgauge-web, key: web-config.yml}, probes: {port: 9500}}`},
 	{"counters", `{metrics: {dcgm: 4.9}, customMetricsConfigMap: exporter-metrics-config-map}`},
-	{"service-monitor", `{serviceMonitor: {enabled: true, interval: 15s, scrapeTimeout: 10s}, prometheusRule: {enabled: true, recording: false, profiling: true, alerts: {PodgaugeIdleDeviceAllocated: {enabled: false}}}}`},
+	{"service-monitor", `{serviceMonitor: {enabled: true, interval: 15s, scrapeTimeout: 10s}, prometheusRule: {enabled: true, recording: false, reliability: false, profiling: true, alerts: {PodgaugeIdleDeviceAllocated: {enabled: false}}}}`},
 	{"annotations", `{prometheusAnnotations: {enabled: true}, service: {enabled: false}, podAnnotations: {example.com/team: gpu}}`},
 	{"network-policy", `networkPolicy: {enabled: true, from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}`},
 	{"kubernetes", `{podsAPI: {enabled: false}, metrics: {podUID: true}, kubernetes: {events: true, nodeCondition: true, deviceTaints: true, pods: true, configLabel: nvidia.com/device-plugin.config, adminClaims: true}, config: {map: {a: "version: v1", b: "version: v1"}, default: a}, networkPolicy: {enabled: true, apiServer: {cidrs: [10.0.0.1/32, "fd00::1/128"], ports: [16443]}}}`},
