@@ -263,8 +263,8 @@ func TestHealthTimes(t *testing.T) {
 		})
 		handler := d.handler(exporter.Options{})
 		for _, seconds := range []int{30, 75} {
-			assertSeries(t, scrape(t, handler), "health_state_seconds_total GPU-0 60 state=healthy reason=",
-				fmt.Sprint("health_state_seconds_total GPU-0 ", seconds, " state=unhealthy reason=xid_79"))
+			assertSeries(t, scrape(t, handler), "health_state_seconds_total GPU-0 - 60 state=healthy reason=",
+				fmt.Sprint("health_state_seconds_total GPU-0 - ", seconds, " state=unhealthy reason=xid_79"))
 			time.Sleep(45 * time.Second)
 		}
 	})
