@@ -149,7 +149,9 @@ func (p *simulatedPlatform) Open(o app.OpenOptions) (*app.Hardware, error) {
 		machine = sim.NewNamedMachine(p.script.Machine, rows, time.Now)
 	}
 	machine.SetXidClassifier(xid.Event)
-	m := &app.Hardware{Backend: machine, Simulated: true, ClaimedDevice: dra.ClaimedDevice}
+	m := &app.Hardware{
+		Backend: machine, Simulated: true, ClaimedDevice: dra.ClaimedDevice, SwitchErrors: machine.SwitchErrors,
+	}
 	if p.mode == modeHardware {
 		m.Node = &sim.Control{Address: sim.ControlAddress, Machine: machine, Log: o.Log}
 		return m, nil

@@ -22,7 +22,9 @@ type nvidiaPlatform struct{}
 func (nvidiaPlatform) AddFlags(*pflag.FlagSet) {}
 
 func (nvidiaPlatform) Open(o app.OpenOptions) (*app.Hardware, error) {
-	b := nvml.New(nvml.Options{DriverRoots: o.DriverRoots, PerLink: o.PerLink, Reads: o.Reads})
+	b := nvml.New(nvml.Options{
+		DriverRoots: o.DriverRoots, PerLink: o.PerLink, Reads: o.Reads, CheckFabricManager: o.CheckFabricManager,
+	})
 	record := func(ctx context.Context, version string, w io.Writer) error {
 		return capture.Run(ctx, nvml.Options{DriverRoots: o.DriverRoots}, version, w)
 	}

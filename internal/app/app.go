@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,7 @@ import (
 	"github.com/podgauge/podgauge/internal/rules"
 	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/internal/sysfs"
+	"github.com/podgauge/podgauge/internal/sxid"
 	"github.com/podgauge/podgauge/internal/web/server"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/podresources"
@@ -201,9 +203,13 @@ func (a *app) addHealth() {
 	if a.o.Loaded.Settings.FailOnInitError {
 		a.tasks = append(a.tasks, a.requireDriver)
 	}
+	switches := cmp.Or(a.machine.SwitchErrors, sxid.NewLog(a.logger("nvswitch")))
+	a.selfMetrics.Export("podgauge_nvswitch_errors_total", switches.Counts)
+	a.selfMetrics.Export("podgauge_nvswitch_error_last_timestamp_seconds", switches.LastTimes)
+	a.selfMetrics.Export("podgauge_nvswitch_error_last_link", switches.LastLinks)
 	if o.KernelLog != "" && a.machine.Library != nil {
 		xids := kernelXids{a.monitor, a.machine.Library, monitorOptions.History}
-		a.tasks = append(a.tasks, kmsg.NewReader(o.KernelLog, xids, a.logger("kmsg")).Run)
+		a.tasks = append(a.tasks, kmsg.NewReader(o.KernelLog, xids, switches, a.logger("kmsg")).Run)
 	}
 }
 

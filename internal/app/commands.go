@@ -299,7 +299,7 @@ func (o commandOptions) openPlatform(log *slog.Logger) (*Hardware, error) {
 	s := o.Loaded.Settings
 	m, err := o.platform.Open(OpenOptions{
 		DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}, PerLink: o.Metrics.ReadsNVLinks(),
-		Reads: o.Metrics.Reads, Log: log,
+		Reads: o.Metrics.Reads, CheckFabricManager: o.Health.FabricManager, Log: log,
 	})
 	if err != nil {
 		return nil, err

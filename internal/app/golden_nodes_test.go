@@ -13,11 +13,12 @@ import (
 
 // Each kind of node has a golden file: metrics that the GPUs lack are absent.
 
-// TestGoldenH100 covers H100s: four GPUs allocated to a pod, one to another pod, the others unallocated.
+// TestGoldenH100 covers H100s: four GPUs allocated to a pod, one to another pod, the others unallocated, and errors of an NVSwitch.
 func TestGoldenH100(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: sim.NewNamedMachine("h100", metric.Metrics(), fixedClock)})
 	ids := w.machine.AllocatableIDs()
+	require.NoError(t, w.machine.ReportSwitchError(1, "20034, Fatal, Link 30 LTSSM Fault Up"))
 	w.waitAllocatable(gpuResource, len(w.machine.AllocatableIDs()))
 	w.runPodOn(gpuPod("research", "train", 4), ids[:4]...)
 	w.runPodOn(gpuPod("serving", "embed", 1), ids[4])

@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/retry"
+	"github.com/podgauge/podgauge/internal/sxid"
 	"github.com/spf13/pflag"
 )
 
@@ -29,7 +30,9 @@ type OpenOptions struct {
 	DriverRoots []string                  // folders to search for the driver's library, in order
 	PerLink     bool                      // whether each NVLink is read
 	Reads       func(*device.Metric) bool // rows to read
-	Log         *slog.Logger
+	// CheckFabricManager is as in nvml.Options.
+	CheckFabricManager bool
+	Log                *slog.Logger
 }
 
 // Hardware is the devices of a node and, if simulated, the node.
@@ -50,6 +53,7 @@ type Hardware struct {
 	ProcDir                     string // of processes
 	Sysfs                       fs.FS
 	ProcessResolver             exporter.ProcessResolver
+	SwitchErrors                *sxid.Log // of NVSwitches
 }
 
 // SimulatedNode is the task of a simulation: a node with a kubelet, or the

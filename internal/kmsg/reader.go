@@ -1,5 +1,5 @@
 // Package kmsg reads Xids from the kernel log, for Xids that NVML does not
-// report.
+// report, and errors of NVSwitches.
 package kmsg
 
 import (
@@ -18,6 +18,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/loglimit"
 	"github.com/podgauge/podgauge/internal/retry"
+	"github.com/podgauge/podgauge/internal/sxid"
 	"golang.org/x/sys/unix"
 )
 
@@ -55,6 +56,13 @@ type Handler interface {
 	LastReported(device.Event) time.Time
 }
 
+// SwitchHandler receives the errors of NVSwitches: a sxid.Log.
+type SwitchHandler interface {
+	Record(e sxid.Line, at time.Time, historical bool)
+	// OnDriverLoaded follows a reset of all NVSwitches.
+	OnDriverLoaded()
+}
+
 // Reader follows the kernel log from the boot on: no other source has Xids from
 // before the start of this process.
 //
@@ -63,9 +71,10 @@ type Handler interface {
 // checked, once per kind of Xid, and Xids without a need for recovery are
 // ignored.
 type Reader struct {
-	source  kernelLog
-	handler Handler
-	log     *slog.Logger
+	source   kernelLog
+	handler  Handler
+	switches SwitchHandler
+	log      *slog.Logger
 
 	// All below belong to Run's goroutine.
 	caughtUp     bool   // all records from before the start are read
@@ -85,8 +94,11 @@ type pendingLine struct {
 }
 
 // NewReader returns a Reader of the log at a path, /dev/kmsg.
-func NewReader(path string, handler Handler, log *slog.Logger) *Reader {
-	return &Reader{source: devKmsg(path), handler: handler, log: log, logLimiter: loglimit.New[string](time.Minute)}
+func NewReader(path string, handler Handler, switches SwitchHandler, log *slog.Logger) *Reader {
+	return &Reader{
+		source: devKmsg(path), handler: handler, switches: switches, log: log,
+		logLimiter: loglimit.New[string](time.Minute),
+	}
 }
 
 // Run reads the log until ctx is done. A log that is missing or not readable at
@@ -165,17 +177,19 @@ func (r *Reader) handleRecord(data []byte, now time.Time) {
 	r.nextSequence = rec.sequence + 1
 	if strings.HasPrefix(rec.message, driverLoadedPrefix) { // all GPUs were reset
 		r.pending = nil
+		r.switches.OnDriverLoaded()
 		return
 	}
-	line, isXid := ParseXidLine(rec.message)
-	if !isXid {
-		return
+	writtenAt := now
+	if age := r.source.uptime() - rec.uptime; !r.caughtUp && age > 0 {
+		writtenAt = now.Add(-age)
 	}
-	p := pendingLine{line, !r.caughtUp, 1, now, now.Add(listingTimeout)}
-	if age := r.source.uptime() - rec.uptime; p.historical && age > 0 {
-		p.writtenAt = now.Add(-age)
+	if e, isSXid := sxid.ParseLine(rec.message); isSXid {
+		r.switches.Record(e, writtenAt, !r.caughtUp)
 	}
-	r.enqueue(p, now)
+	if line, isXid := ParseXidLine(rec.message); isXid {
+		r.enqueue(pendingLine{line, !r.caughtUp, 1, writtenAt, now.Add(listingTimeout)}, now)
+	}
 }
 
 // enqueue adds a pending line. Equal historical lines count once.

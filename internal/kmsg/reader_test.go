@@ -21,6 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sxid"
+	"github.com/podgauge/podgauge/internal/xid"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/expect"
@@ -142,7 +144,7 @@ func xidLine(gpu, xid string) string {
 func runTest(t *testing.T, script string) {
 	bubble.Test(t, func(t *testing.T) {
 		s := &readerFixture{T: t, fakeKernelLog: newKernel(), known: map[string]device.GPU{}}
-		s.Reader = NewReader("", s, slog.New(slog.NewTextHandler(s, nil)))
+		s.Reader = NewReader("", s, s, slog.New(slog.NewTextHandler(s, nil)))
 		s.source = s.fakeKernelLog
 		for _, gpu := range []string{"1", "2"} {
 			s.script("list " + gpu)
@@ -180,8 +182,13 @@ func (s *readerFixture) script(script string) {
 			s.writeAt(age, xidLine(args[1], args[2]))
 		case "load":
 			s.writeAt(s.uptime(), "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05")
-		case "nvlink": // SEVERITY of an NVLink error of GPU 1
-			s.writeAt(s.uptime(), "NVRM: Xid (PCI:0000:01:00): 145, TREX "+args[0]+" XC0 i0 Link 02 (0x0)")
+		case "nvlink": // SEVERITY [UNIT STATUS] of an NVLink error of GPU 1
+			args = append(args, "RLW_CTRL", "0x1")
+			s.writeAt(s.uptime(), fmt.Sprintf("NVRM: Xid (PCI:0000:01:00): 145, %s %s XC0 i0 Link 02 (0x00000000 %s)", args[1], args[0], args[2]))
+		case "sxid", "oldsxid": // SEVERITY of an NVSwitch error, now or 1 min after the boot
+			at := map[bool]time.Duration{true: s.uptime(), false: time.Minute}[words[0] == "sxid"]
+			s.writeAt(at, "nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 20034, "+args[0]+", Link 30 LTSSM Fault Up",
+				"nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 20034, Severity 1 Engine instance 30 Sub-engine instance 00")
 		case "other":
 			s.writeAt(s.uptime(), "usb 1-1: new device")
 		case "list":
@@ -221,12 +228,26 @@ func (s *readerFixture) LastReported(e device.Event) time.Time {
 	return s.reported
 }
 
+// Record is of the SwitchHandler.
+func (s *readerFixture) Record(e sxid.Line, at time.Time, historical bool) {
+	text := fmt.Sprint("sxid ", e.Number, " ", e.Severity)
+	if historical {
+		text += " past"
+	}
+	s.locked(func() { s.got, s.times = append(s.got, text), append(s.times, at) })
+}
+
+func (s *readerFixture) OnDriverLoaded() { s.locked(func() { s.got = append(s.got, "loaded") }) }
+
 func (s *readerFixture) Report(_ context.Context, e device.Event, count int, at time.Time) error {
 	text := fmt.Sprintf("%s %s %d ", e.GPU, e.Device, e.Xid) + [...]string{
 		device.RecoveryNone: "itself", device.RecoveryChecksPass: "check", device.RecoveryAfterReset: "reset",
 	}[e.Recovery]
 	if e.Severity == device.SeverityNonfatal {
 		text += " nonfatal"
+	}
+	if e.Action == xid.ActionResetGPU {
+		text += " " + e.Action
 	}
 	if e.Historical {
 		text += " past"
@@ -306,7 +327,7 @@ func TestReader(t *testing.T) {
 func TestReportTimes(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := &readerFixture{T: t, fakeKernelLog: newKernel(), known: map[string]device.GPU{"0000:01:00": "GPU-1"}}
-		s.Reader = NewReader("", s, slog.New(slog.DiscardHandler))
+		s.Reader = NewReader("", s, s, slog.New(slog.DiscardHandler))
 		s.source = s.fakeKernelLog
 		wants := func(when string, want ...time.Time) {
 			t.Helper()
@@ -347,7 +368,7 @@ func TestFile(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		s.Reader = NewReader(fmt.Sprintf("/proc/self/fd/%d", pipe[0]), s, slog.New(slog.NewTextHandler(s, nil)))
+		s.Reader = NewReader(fmt.Sprintf("/proc/self/fd/%d", pipe[0]), s, s, slog.New(slog.NewTextHandler(s, nil)))
 		write("4,1,5,-;" + xidLine("1", "95") + "\n")
 		defer background.Run(t, s.Reader.Run)()
 		s.script("want GPU-1 95 check past")

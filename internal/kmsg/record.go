@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 // logRecord is a record of the kernel log in the format of /dev/kmsg
@@ -46,18 +47,25 @@ type XidLine struct {
 	PCI    string // bus address of the GPU without function, in sysfs' spelling: "0000:1a:00"
 	Xid    uint64
 	GI, CI uint32 // of a MIG device, or NoInstanceID
-	// Severity is "Fatal" or "Nonfatal" in NVLink errors; empty: none.
-	Severity string
+	// Verdict is that of an NVLink 5 error; zero: another Xid.
+	Verdict xid.Verdict
 }
 
 // refine returns the event with the severity of the line, if the driver's
-// report lacks a severity.
+// report lacks a severity. In each case but Nonfatal, the driver's recovery
+// action decides about the health.
 func (l XidLine) refine(e device.Event) device.Event {
-	switch {
-	case e.Severity != device.SeverityUndecided:
-	case l.Severity == "Fatal":
+	if e.Severity != device.SeverityUndecided {
+		return e
+	}
+	switch l.Verdict {
+	case xid.VerdictFatal:
 		e.Severity = device.SeverityOfClass
-	case l.Severity == "Nonfatal":
+	case xid.VerdictReset:
+		e.Severity, e.Action = device.SeverityOfClass, xid.ActionResetGPU
+	case xid.VerdictEvaluate:
+		e.Severity = device.SeverityNonfatal
+	case xid.VerdictNonfatal:
 		e.Severity, e.Recovery = device.SeverityNonfatal, device.RecoveryNone
 	}
 	return e
@@ -69,9 +77,10 @@ var xidPattern = regexp.MustCompile(`^NVRM: Xid \((?:PCI:)?` +
 	`(?:0*([0-9A-Fa-f]{1,8}):)?0*([0-9A-Fa-f]{1,2}):0*([01]?[0-9A-Fa-f])(?:\.[0-7])?` +
 	`(?: GPU-I:([0-9]{1,9}))?(?: GPU-CI:([0-9]{1,9}))?\): 0*([1-9][0-9]{0,8})(?:[, ]|$)`)
 
-// severityPattern matches the unit and the severity of an NVLink error. A
-// process name of 15 bytes cannot imitate them.
-var severityPattern = regexp.MustCompile(`, [A-Z][A-Z0-9_]* (Fatal|Nonfatal) XC ?[0-9]+ i ?[0-9]+ Link `)
+// nvlinkPattern has groups for the unit, the severity and two numbers of an
+// NVLink error. A process name of 15 bytes cannot imitate them.
+var nvlinkPattern = regexp.MustCompile(`, ([A-Z][A-Z0-9_/]*) (Fatal|Nonfatal) XC ?[0-9]+ i ?[0-9]+ Link ` +
+	`(?:-?[0-9]+ [(\[]0x([0-9a-f]{1,8})[, ]+0x([0-9a-f]{1,8}))?`)
 
 // ParseXidLine parses a kernel message. Drivers have written these formats
 // (src/nvidia/src/kernel/gpu/rc/kernel_rc.c, and older):
@@ -105,8 +114,12 @@ func ParseXidLine(message string) (XidLine, bool) {
 	if m[5] != "" {
 		l.CI = uint32(number(m[5], 10))
 	}
-	if m := severityPattern.FindStringSubmatch(message); m != nil {
-		l.Severity = m[1]
+	if m := nvlinkPattern.FindStringSubmatch(message); m != nil {
+		status := number(m[4], 16)
+		if m[4] == "" {
+			status = xid.NoErrorStatus
+		}
+		l.Verdict = xid.NVLinkVerdict(l.Xid, m[1], m[2] == "Fatal", number(m[3], 16), status)
 	}
 	return l, true
 }

@@ -5,13 +5,15 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/internal/xid"
 )
 
 func TestParseXidLine(t *testing.T) {
 	at := func(pci string, xid uint64) XidLine {
 		return XidLine{PCI: pci, Xid: xid, GI: NoInstanceID, CI: NoInstanceID}
 	}
-	withSeverity := func(severity string, l XidLine) XidLine { l.Severity = severity; return l }
+	withVerdict := func(v xid.Verdict, l XidLine) XidLine { l.Verdict = v; return l }
 	for _, c := range []struct {
 		message string
 		want    XidLine
@@ -34,18 +36,43 @@ func TestParseXidLine(t *testing.T) {
 		{"NVRM: Xid (PCI:03:00): 13 0002", at("0000:03:00", 13)},
 		{
 			"NVRM: Xid (PCI:0000:c5:00): 145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 17 (0x04084507 0x00000004 0x00000000)",
-			withSeverity("Nonfatal", at("0000:c5:00", 145)),
+			withVerdict(xid.VerdictEvaluate, at("0000:c5:00", 145)),
 		},
 		{
 			"NVRM: Xid (PCI:0000:00:1e): 145, pid=4, name=<unknown>, RLW_SRC_TRACK Fatal XC0 i1 Link 00 (0x00000001)",
-			withSeverity("Fatal", at("0000:00:1e", 145)),
+			withVerdict(xid.VerdictFatal, at("0000:00:1e", 145)),
 		},
-		{"NVRM: Xid (PCI:0019:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x000fe406 0x00000000)", withSeverity("Fatal", at("0019:01:00", 149))},
+		{"NVRM: Xid (PCI:0019:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x000fe406 0x00000000)", withVerdict(xid.VerdictReset, at("0019:01:00", 149))},
+		// from public reports
+		{
+			"NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)",
+			withVerdict(xid.VerdictReset, at("0008:01:00", 149)),
+		},
+		{
+			"NVRM: Xid (PCI:0000:00:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)",
+			withVerdict(xid.VerdictNonfatal, at("0000:00:00", 149)), // a link taken down by software
+		},
+		{
+			"NVRM: Xid (PCI:0018:01:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (0x00086226 0x00000001 0x00000000 0x00000000 0x00000000 0x00000000)",
+			withVerdict(xid.VerdictNonfatal, at("0018:01:00", 149)),
+		},
+		{
+			"NVRM: Xid (PCI:0018:01:00): 145, pid=876767, name=ray::WorkerDict, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 0x00000001 0x00000000 0x00100000 0x00000004)",
+			withVerdict(xid.VerdictNonfatal, at("0018:01:00", 145)),
+		},
+		{
+			"NVRM: Xid (PCI:0019:01:00): 145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 12 (0x040988e2 0x00000008 0x00000000 0x00000000 0x00000000 0x00000000)",
+			withVerdict(xid.VerdictEvaluate, at("0019:01:00", 145)),
+		},
+		{
+			"NVRM: Xid (PCI:0000:01:00): 144, SAW_MVB Nonfatal XC0 i0 Link 0 (0x00000001 0x00000008 0x00000000 0x00000000 0x00000000 0x00000000)",
+			withVerdict(xid.VerdictNonfatal, at("0000:01:00", 144)),
+		},
 		// before R575
-		{"NVRM: Xid (PCI:0000:00:1e): 149, NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x0000000a]", withSeverity("Fatal", at("0000:00:1e", 149))},
+		{"NVRM: Xid (PCI:0000:00:1e): 149, NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x0000000a]", withVerdict(xid.VerdictFatal, at("0000:00:1e", 149))},
 		{
 			"NVRM: Xid (PCI:0000:00:1e): 145, pid=4, name=A Nonfatal XC0, RLW_CTRL Fatal XC0 i0 Link 00 (0x00000001)",
-			withSeverity("Fatal", at("0000:00:1e", 145)),
+			withVerdict(xid.VerdictFatal, at("0000:00:1e", 145)),
 		},
 		{"NVRM: Xid (PCI:0000:00:1e): 145, pid=4, name=A Nonfatal XC0, channel 0x00000010", at("0000:00:1e", 145)},
 	} {
@@ -88,6 +115,7 @@ func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"NVRM: Xid (PCI:0000:1a:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
 		"NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:00): 94, pid=7194",
+		"NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000)",
 		"NVRM: Xid (0003:00): 13, 0002", "NVRM: Xid (", "NVRM: Xid (PCI:0000:1a:00.7): 1", "\xff",
 	} {
 		f.Add(seed)
@@ -107,12 +135,9 @@ func FuzzParse(f *testing.F) {
 		if line.CI != NoInstanceID {
 			where += fmt.Sprintf(" GPU-CI:%02d", line.CI)
 		}
-		severity := "x"
-		if line.Severity != "" {
-			severity = "TREX " + line.Severity + " XC0 i0 Link 02 (0x0)"
-		}
-		reparsed, ok := ParseXidLine(fmt.Sprintf("NVRM: Xid (%s): %d, %s", where, line.Xid, severity))
-		if !ok || reparsed != line {
+		reparsed, ok := ParseXidLine(fmt.Sprintf("NVRM: Xid (%s): %d, x", where, line.Xid))
+		reparsed.Verdict = line.Verdict
+		if !ok || reparsed != line || line.Verdict > xid.VerdictFatal {
 			t.Fatalf("%q: got %+v, then %+v", message, line, reparsed)
 		}
 	})

@@ -39,6 +39,9 @@ type Options struct {
 	PerLink bool
 	// Reads selects the rows to read. Default: all.
 	Reads func(*device.Metric) bool
+	// CheckFabricManager marks GPUs before Hopper unhealthy as long as the
+	// Fabric Manager has not trained their NVLinks.
+	CheckFabricManager bool
 	// Library replaces the driver's library. Default: that below DriverRoots.
 	Library nvml.Interface
 }
@@ -61,6 +64,7 @@ type Backend struct {
 	lastInventory atomic.Pointer[inventory]
 	library       atomic.Pointer[device.Library] // never nil; written by Devices
 	histories     collect.Histories
+	hasNVSwitches func() bool // with CheckFabricManager
 	pendingCalls  *lib.PendingCalls
 	probedAt      atomic.Pointer[time.Time] // begin of the newest listing, or the newest end of a probe
 
@@ -93,6 +97,7 @@ func New(o Options) *Backend {
 		options: o, metrics: plan.Metrics(), plan: plan, lib: o.Library,
 		probes: map[int]*deviceProbe{}, pendingCalls: &lib.PendingCalls{},
 	}
+	b.hasNVSwitches = sync.OnceValue(func() bool { return o.CheckFabricManager && findNVSwitches(o.SysRoot) })
 	b.library.Store(&device.Library{})
 	return b
 }

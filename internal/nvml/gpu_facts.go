@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -36,6 +37,7 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 		registerBackoff: retry.Backoff{Min: minRegisterInterval, Max: maxRegisterInterval},
 	}
 	g.MIG.Store(&collect.MIGState{Unknown: true})
+	g.NeedsFabricManager = b.hasNVSwitches() && beforeHopper(handle, has)
 	g.device = device.Device{
 		ID: device.ID(id), GPU: id, Model: readText(handle, has, "nvmlDeviceGetName", nvml.Device.GetName), Minor: -1,
 		NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1,
@@ -53,6 +55,31 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 		}
 	}
 	return g, nil
+}
+
+// beforeHopper reports whether the GPU is of an architecture without a state of
+// the fabric.
+func beforeHopper(handle nvml.Device, has lib.Symbols) bool {
+	if !has["nvmlDeviceGetArchitecture"] {
+		return false
+	}
+	a, ret := handle.GetArchitecture()
+	return ret == nvml.SUCCESS && a < nvml.DEVICE_ARCH_HOPPER
+}
+
+// nvidiaVendor and otherBridge are vendor and class of NVSwitches in sysfs: "bridge, other".
+const nvidiaVendor, otherBridge = "0x10de", "0x068000"
+
+// findNVSwitches reports whether the node has NVSwitches.
+func findNVSwitches(sysRoot string) bool {
+	has := func(folder, file, want string) bool {
+		text, _ := os.ReadFile(filepath.Join(folder, file)) // missing: another device
+		return strings.TrimSpace(string(text)) == want
+	}
+	folders, _ := filepath.Glob(filepath.Join(sysRoot, "bus/pci/devices/*")) // the pattern is valid
+	return slices.ContainsFunc(folders, func(f string) bool {
+		return has(f, "class", otherBridge) && has(f, "vendor", nvidiaVendor)
+	})
 }
 
 // pciAddress has the format of sysfs.

@@ -3,6 +3,8 @@ package nvml_test
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +15,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/expect"
+	"github.com/podgauge/podgauge/test/helpers/require"
 )
 
 // wantFault checks a GPU, which must have the fault; the zero Fault is none.
@@ -41,6 +44,7 @@ func TestChecks(t *testing.T) {
 		"recovery_action_…":       {"field 230", "as the driver reports", "recovery_action 8", "recovery_action 0"},
 		"fabric":                  {fabric, "reset_gpu", "fabric_status 999", "fabric_status 0"},
 		"fabric_not_joined":       {fabric, "inspect", "fabric_state 0", "fabric_state 3"},
+		"fabric_not_ready":        {"field 165", "inspect", "fabric_state 0", "fabric_state 3"},
 	}
 	for _, c := range collect.Checks() {
 		row := cases[c.Fault.Reason]
@@ -268,6 +272,57 @@ func TestFabric(t *testing.T) {
 			s.set("gpu 0 fabric_state 1")
 			time.Sleep(slowInterval)
 			s.wantFault(c.lines+" not joined again", 0, healthy)
+		})
+	}
+}
+
+// TestFabricManager checks that GPUs before Hopper are unhealthy five minutes after none has an active NVLink, only on a node with NVSwitches.
+func TestFabricManager(t *testing.T) {
+	notReady := device.Fault{Reason: "fabric_not_ready", Action: "inspect"}
+	for _, c := range []struct {
+		name, class, vendor, lines string
+		off                        bool
+		want                       device.Fault
+	}{
+		{"links down", "0x068000", "0x10de", "gpu * link 0-17 off", false, notReady},
+		{"check off", "0x068000", "0x10de", "gpu * link 0-17 off", true, healthy},
+		{"no NVSwitch", "0x060400", "0x10de", "gpu * link 0-17 off", false, healthy},
+		{"another bridge", "0x068000", "0x8086", "gpu * link 0-17 off", false, healthy},
+		{"no link", "0x068000", "0x10de", "gpu * link 0-17 none", false, healthy},
+		{"links up", "0x068000", "0x10de", "gpu * link 0-17 switch", false, healthy},
+		{"a GPU with links", "0x068000", "0x10de", "gpu * link 0-17 off,gpu 1 link 3 switch", false, healthy},
+		{"partitioned", "0x068000", "0x10de", "gpu * link 0-17 off,gpu 0 mig_mode 1", false, healthy},
+		{"the other is partitioned", "0x068000", "0x10de", "gpu * link 0-17 off,gpu 1 mig_mode 1", false, notReady},
+		{"Hopper", "0x068000", "0x10de", "gpu * model h100,gpu * link 0-17 off", false, healthy},
+		{"a failing field", "0x068000", "0x10de", "gpu * link 0-17 off,fail field:165 gpu 0 UNKNOWN", false, healthy},
+	} {
+		bubble.Test(t, func(t *testing.T) {
+			sys := t.TempDir()
+			bridge := filepath.Join(sys, "bus/pci/devices/0000:c4:00.0")
+			require.NoError(t, os.MkdirAll(bridge, 0o755))
+			require.NoError(t, os.WriteFile(filepath.Join(bridge, "class"), []byte(c.class+"\n"), 0o600))
+			require.NoError(t, os.WriteFile(filepath.Join(bridge, "vendor"), []byte(c.vendor+"\n"), 0o600))
+			s := newFixture(t, nvml.Options{SysRoot: sys, CheckFabricManager: !c.off}, "gpus 2", "gpu * model a100")
+			s.set(strings.Split(c.lines, ",")...)
+			s.list(-1)
+			want := func(what string, want device.Fault) {
+				t.Helper()
+				s.wantFault(what+" on the other GPU", 1, want)
+				s.wantFault(what, 0, want)
+			}
+			s.wantFault(c.name+" at first", 0, healthy)
+			_, _ = s.Check(s.id(1))
+			time.Sleep(5*time.Minute - time.Second)
+			s.wantFault(c.name+" for minutes", 0, healthy)
+			_, _ = s.Check(s.id(1))
+			time.Sleep(time.Minute)
+			_, _ = s.Check(s.id(1))
+			s.wantFault(c.name+" for five minutes", 0, c.want)
+			s.clear("fail")
+			s.set("gpu * link 0-17 switch")
+			time.Sleep(deniedInterval)
+			_, _ = s.Check(s.id(1))
+			want(c.name+" started", healthy)
 		})
 	}
 }

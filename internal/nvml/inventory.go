@@ -141,7 +141,8 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 	}
 }
 
-// appendDevices lists a GPU before the MIG devices.
+// appendDevices lists a GPU before the MIG devices. A GPU joins its NVLink domain
+// after Init, so the domain is not among the constant facts.
 func (l *deviceListing) appendDevices(g *gpu, index int, sharedNodes []string, migMinors string) {
 	var node []string
 	if g.device.Minor >= 0 {
@@ -150,6 +151,12 @@ func (l *deviceListing) appendDevices(g *gpu, index int, sharedNodes []string, m
 	d, mig := g.device, g.MIG.Load()
 	d.Index, d.MIGEnabled = index, mig.Enabled
 	d.DeviceNodes = slices.Concat(node, sharedNodes)
+	domain := [2]string{}
+	if known := g.FabricDomain.Load(); known != nil {
+		domain = *known
+	}
+	d.InfoLabels = append(slices.Clip(d.InfoLabels),
+		device.Label{Name: "cluster_uuid", Value: domain[0]}, device.Label{Name: "clique_id", Value: domain[1]})
 	l.devices = append(l.devices, d)
 	for _, m := range mig.Devices {
 		d := asDevice(m, d, mig.MaxDevices)

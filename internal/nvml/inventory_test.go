@@ -16,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
+	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/devicetest"
 	"github.com/podgauge/podgauge/test/helpers/expect"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
@@ -45,7 +46,7 @@ func facts(d device.Device) (names, values string) {
 }
 
 const factNames = " serial vbios_version compute_capability architecture chassis_serial chassis_slot chassis_tray" +
-	" host_id module_id driver_version cuda_version confidential_computing"
+	" host_id module_id driver_version cuda_version confidential_computing cluster_uuid clique_id"
 
 func TestDevice(t *testing.T) {
 	root := t.TempDir()
@@ -60,7 +61,7 @@ func TestDevice(t *testing.T) {
 	got := s.list(2)[1]
 	names, values := facts(got)
 	const wantValues = ",1650,96.00.B0,9.0,Hopper,1821325191344,3,4,5,7,580.95.05,"
-	if names != factNames || !strings.HasPrefix(values, wantValues) || !strings.HasSuffix(values, ",devtools") {
+	if names != factNames || !strings.HasPrefix(values, wantValues) || !strings.HasSuffix(values, ",devtools,,") {
 		t.Errorf("facts: got %s and %s, want %s and %s", names, values, factNames, wantValues)
 	}
 	want := device.Device{
@@ -89,6 +90,34 @@ func TestDeviceWithoutOptionalFunctions(t *testing.T) {
 		len(got.DeviceNodes) != 0 || names != factNames || !strings.HasPrefix(values, ",,,,,,,,,,") {
 		t.Errorf("got %+v, want empty fields", got)
 	}
+}
+
+// TestFabricDomain checks the NVLink domain of a GPU that joins after Init, on several nodes and on one. The domain stays after a fault.
+func TestFabricDomain(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		s := newListedFixture(t, "gpus 2", "gpu * model gb200", "gpu * fabric_state 2", "gpu 1 fabric_clique 0")
+		want := func(when, first, second string) {
+			t.Helper()
+			for i, want := range []string{first, second} {
+				_, _ = s.Check(s.id(i))
+				_, values := facts(s.list(2)[i])
+				if !strings.HasSuffix(values, ",off,"+want) {
+					t.Errorf("%s: GPU %d: got facts %s, want the domain %s", when, i, values, want)
+				}
+			}
+		}
+		const domain = "7374616e-642d-696e-2063-6c7573746572"
+		want("before the join", ",", ",")
+		s.set("gpu * fabric_state 3")
+		time.Sleep(slowInterval)
+		want("joined", domain+",1", ",")
+		s.set("gpu 0 fabric_state 2")
+		time.Sleep(slowInterval)
+		want("after a fault", domain+",1", ",")
+		s.set("gpu 0 fabric_state 3", "gpu 0 fabric_clique 4294967295")
+		time.Sleep(slowInterval)
+		want("in another clique", domain+",4294967295", ",")
+	})
 }
 
 // TestInvalidPlatform has GPUs outside of a rack. The driver sets all bits of

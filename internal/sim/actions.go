@@ -44,6 +44,9 @@ var scriptActions = map[string]scriptAction{
 	"partition": {"DEVICE PROFILE…", 2, unlimitedArgs, onDevice(partitionGPU)},
 	"process":   {"DEVICE BYTES", 2, 2, startUnattributed},
 
+	"sxid":   {"NVSWITCH MESSAGE", 2, unlimitedArgs, reportSwitchError},
+	"fabric": {"DEVICE and joined, waiting or failed", 2, 2, onDevice(setFabric)},
+
 	"wedge":   {"no argument", 0, 0, onMachine((*Machine).HangAll)},
 	"release": {"no argument", 0, 0, onMachine((*Machine).ReleaseHangs)},
 	"unload": {
@@ -292,6 +295,33 @@ func startUnattributed(_ context.Context, n *VirtualNode, args []string) error {
 		n.ProcessTable.startUnattributed(id, bytes)
 	}
 	return err
+// setFabric has the further argument joined, waiting or failed.
+func setFabric(m *Machine, id device.ID, args []string) error {
+	states := map[string]struct {
+		completed, healthy float64
+		fault              error
+	}{
+		"joined":  {1, 1, nil},
+		"waiting": {0, 0, &device.Fault{Reason: "fabric_not_joined", Action: "inspect"}},
+		"failed":  {1, 0, &device.Fault{Reason: "fabric", Action: "reset_gpu"}},
+	}
+	s, ok := states[args[0]]
+	if !ok {
+		return fmt.Errorf("fabric: unknown state %q", args[0])
+	}
+	m.SetValue(id, `nvidia_gpu_fabric_state{state="completed"}`, s.completed)
+	m.SetValue(id, "nvidia_gpu_fabric_healthy", s.healthy)
+	m.SetCheckError(id, s.fault)
+	return nil
+}
+
+// reportSwitchError has the arguments NVSWITCH MESSAGE.
+func reportSwitchError(_ context.Context, n *VirtualNode, args []string) error {
+	nvswitch, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	return n.Machine.ReportSwitchError(nvswitch, strings.Join(args[1:], " "))
 }
 
 func setKubeletBehavior(ctx context.Context, n *VirtualNode, args []string) error {

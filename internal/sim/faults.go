@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sxid"
 )
 
 // Fail sets a fault of a device: "xid N" reports an Xid, and with 79 the GPU is
@@ -33,6 +34,18 @@ func (m *Machine) reportXid(g *simGPU, id device.ID, xid uint64) {
 		g.fault = device.ErrLost
 	}
 	m.events = append(m.events, e)
+}
+
+// ReportSwitchError reports an error of an NVSwitch by the driver's message:
+// "20034, Fatal, Link 30 LTSSM Fault Up".
+func (m *Machine) ReportSwitchError(nvswitch int, message string) error {
+	text := fmt.Sprintf("nvidia-nvswitch%d: SXid (PCI:0000:%02x:00.0): %s", nvswitch, 0xc1+nvswitch, message)
+	e, ok := sxid.ParseLine(text)
+	if !ok || nvswitch < 0 || nvswitch > 11 {
+		return fmt.Errorf("%q: expected an NVSwitch and the message of an error", text)
+	}
+	m.SwitchErrors.Record(e, m.now(), false)
+	return nil
 }
 
 // SetCheckError sets the error of Check for a device's GPU, until a reset; nil

@@ -82,6 +82,8 @@ func newGPU(model *Model, i, numaNode int, now time.Time) *simGPU {
 				{Name: "compute_capability", Value: model.capability},
 				{Name: "driver_version", Value: "580.95.05"},
 				{Name: "cuda_version", Value: "13.0"},
+				{Name: "cluster_uuid", Value: model.clusterUUID},
+				{Name: "clique_id", Value: model.cliqueID},
 			},
 		},
 		accumulatedAt: now, fixedValues: map[string]float64{}, ramps: map[string]ramp{},

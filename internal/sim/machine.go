@@ -9,12 +9,14 @@ package sim
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/sxid"
 )
 
 const numaNodes = 2
@@ -26,6 +28,8 @@ type Machine struct {
 	migRows []int       // rows of GPU instances
 	now     func() time.Time
 	changes pubsub.Value[struct{}] // set at each change of the fields below mu
+	// SwitchErrors are the errors of the machine's NVSwitches.
+	SwitchErrors *sxid.Log
 
 	mu               sync.Mutex // guards all below
 	classifyXid      XidClassifier
@@ -46,7 +50,10 @@ func NewMachine(metrics []device.Metric, n int, clock func() time.Time) *Machine
 
 // NewMachineWithModels returns a machine with a GPU of each model, in order.
 func NewMachineWithModels(metrics []device.Metric, clock func() time.Time, models ...*Model) *Machine {
-	m := &Machine{classifyXid: DefaultXidEvent, metrics: metrics, now: clock}
+	m := &Machine{
+		classifyXid: DefaultXidEvent, metrics: metrics, now: clock,
+		SwitchErrors: sxid.NewLog(slog.New(slog.DiscardHandler)),
+	}
 	for i, metric := range metrics {
 		m.rows = append(m.rows, newRow(metric))
 		if slices.Contains(migRows, metric.Name) || slices.Contains(migRows, m.rows[i].name) {

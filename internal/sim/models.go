@@ -10,6 +10,7 @@ const (
 // hertz, temperatures in °C.
 type Model struct {
 	name, vbios, capability string
+	clusterUUID, cliqueID   string // of the NVLink domain of several nodes
 	generation              generations
 
 	memory, reserved, bar1           float64
@@ -92,6 +93,7 @@ var (
 	// GB200 is a GPU of an NVL72 tray with four, beside an NVIDIA CPU.
 	GB200 = &Model{
 		name: "NVIDIA GB200", vbios: "97.00.82.00.2F", capability: "10.0",
+		clusterUUID: "5eed0000-4000-8000-0000-00000000c10d", cliqueID: "1",
 		generation: blackwell,
 		memory:     185 * gib, reserved: 747 * mib, bar1: 256 * gib,
 		idleWatts: 142, maxLimitWatts: 1200, minLimitWatts: 200,

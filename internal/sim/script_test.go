@@ -192,6 +192,33 @@ func TestScript(t *testing.T) {
 	}
 }
 
+// TestFabricActions checks the effects of actions on NVSwitches and on the fabric.
+func TestFabricActions(t *testing.T) {
+	m := sim.NewMachine(parseMetrics(`nvidia_gpu_fabric_state{state="completed"}`, "nvidia_gpu_fabric_healthy"), 1, time.Now)
+	c := &sim.Control{Address: fmt.Sprintf("@podgauge-sim-fabric-test-%d", os.Getpid()), Machine: m, Log: slog.New(slog.DiscardHandler)}
+	defer background.Run(t, c.Run)()
+	send := func(line string) error { return sim.SendAction(c.Address, strings.Fields(line)) }
+	program.WaitUntil(t, "the socket responds", func() bool { return send("sxid 1 20034, Fatal, Link 30 LTSSM Fault Up") == nil })
+	require.NoError(t, send("sxid 1 20034, Fatal, Link 31 LTSSM Fault Up"))
+	require.NoError(t, send("sxid 0 26006, SOE HALTED"))
+	errors := m.SwitchErrors.Counts()
+	expect.Equal(t, errors["0000:c2:00.0,20034,fatal"], 2, "fatal errors")
+	expect.Equal(t, errors["0000:c1:00.0,26006,unknown"], 1, "errors without a severity")
+	for _, c := range []struct {
+		state, fault       string
+		completed, healthy float64
+	}{
+		{"waiting", "fabric_not_joined, wants inspect", 0, 0}, {"failed", "fabric, wants reset_gpu", 1, 0}, {"joined", "<nil>", 1, 1},
+	} {
+		require.NoError(t, send("fabric 0 "+c.state))
+		_, err := m.Check(m.GPUs()[0])
+		expect.Equal(t, fmt.Sprint(err), c.fault, c.state)
+		samples, err := m.Read(m.GPUs()[0])
+		require.NoError(t, err)
+		expect.Equal(t, [2]float64{samples[0].Value, samples[1].Value}, [2]float64{c.completed, c.healthy}, c.state)
+	}
+}
+
 // TestScriptErrors checks that an invalid action ends the node, with the line
 // in the error.
 func TestScriptErrors(t *testing.T) {
@@ -212,6 +239,10 @@ func TestScriptErrors(t *testing.T) {
 		"0s delete a/b":                        "no such pod",
 		"0s xid 0 79 often":                    "invalid syntax",
 		"0s xid 0 abc":                         "invalid syntax",
+		"0s sxid x 20034, Fatal, Link 30":      "invalid syntax",
+		"0s sxid 1 an error":                   "expected an NVSwitch and the message of an error",
+		"0s sxid 12 20034, Fatal, Link 30":     "expected an NVSwitch",
+		"0s fabric 0 broken":                   `fabric: unknown state "broken"`,
 		"0s partition 0 half":                  `"half" is not a MIG profile`,
 		"0s partition 0 9g.1gb":                `"9g.1gb" is not a MIG profile`,
 		"machine t4\n0s partition 0 1g.10gb":   "Tesla T4 cannot be partitioned",

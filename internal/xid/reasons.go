@@ -24,6 +24,7 @@ var reasonTexts = map[string]string{
 	"check_failed":            "A check of the GPU failed",
 	"fabric":                  "The GPU failed to join the NVSwitch fabric",
 	"fabric_not_joined":       "The GPU has not yet joined the NVSwitch fabric",
+	"fabric_not_ready":        "The Fabric Manager has not started the NVLinks of the node's GPUs",
 }
 
 var actionTexts = map[string]string{

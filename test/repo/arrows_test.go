@@ -24,6 +24,7 @@ var allowedImports = map[string][]string{
 	"cmd/podgauge":                  {"internal/app", "internal/dra", "internal/nvml", "internal/nvml/capture"},
 	"cmd/podgauge-sim":              {"internal/app", "internal/dra", "internal/nvml", "internal/nvml/metric", "internal/xid", "internal/sim", "internal/sim/kubelet", "internal/sim/replay"},
 	"internal/app":                  {"exporter", "internal/dcgm", "internal/cdi", "internal/cgroup", "internal/cli", "internal/client", "internal/config", "internal/device", "internal/allocation", "internal/health", "internal/doctor", "internal/flags", "internal/incident", "internal/kmsg", "internal/node", "internal/operator", "internal/pods", "internal/readiness", "internal/rules", "internal/state", "internal/validate", "internal/web/api", "internal/web/server", "plugin", "podresources", "internal/hpcjobs", "internal/sysfs"},
+	"internal/app":                  {"exporter", "internal/dcgm", "internal/cdi", "internal/cgroup", "internal/cli", "internal/client", "internal/config", "internal/device", "internal/allocation", "internal/health", "internal/doctor", "internal/flags", "internal/incident", "internal/kmsg", "internal/node", "internal/operator", "internal/pods", "internal/readiness", "internal/rules", "internal/state", "internal/sxid", "internal/validate", "internal/web/api", "internal/web/server", "plugin", "podresources", "internal/hpcjobs"},
 	"internal/client":               {"internal/cli", "internal/operator", "internal/web/api"},
 	"internal/cli":                  {"internal/incident", "internal/web/api"},
 	"internal/config":               {"internal/device", "plugin/preferred", "plugin/response"},
@@ -40,6 +41,7 @@ var allowedImports = map[string][]string{
 	"internal/nvml/lib":             {"internal/device", "internal/xid"},
 	"internal/nvml/capture":         {"internal/device", "internal/nvml", "internal/nvml/lib"},
 	"internal/xid":                  {"internal/device"},
+	"internal/sxid":                 {},
 	"internal/doctor":               {"internal/cli", "internal/dcgm", "internal/device", "internal/dra", "plugin/response"},
 	"plugin":                        {"internal/config", "internal/device", "internal/allocation", "plugin/response", "plugin/preferred"},
 	"plugin/response":               {"internal/device"},
@@ -47,7 +49,7 @@ var allowedImports = map[string][]string{
 	"podresources":                  {"internal/device", "internal/allocation"},
 	"internal/pods":                 {"internal/device", "internal/allocation", "internal/pods/podpb"},
 	"internal/pods/podpb":           {},
-	"internal/kmsg":                 {"internal/device"},
+	"internal/kmsg":                 {"internal/device", "internal/sxid", "internal/xid"},
 	"internal/hpcjobs":              {"internal/device"},
 	"internal/sysfs":                {"internal/allocation", "internal/device"},
 	"internal/node":                 {"internal/config", "internal/device", "internal/allocation", "internal/hpcjobs", "internal/incident", "internal/pods", "internal/state", "plugin"},
@@ -62,7 +64,7 @@ var allowedImports = map[string][]string{
 	"internal/web/api":              {"internal/device", "internal/allocation", "internal/incident"},
 	"internal/web/server":           {},
 	"internal/web/status":           {"plugin", "internal/device", "internal/allocation", "internal/web/api", "internal/xid", "internal/incident"},
-	"internal/sim":                  {"internal/device", "internal/allocation", "internal/sim/kubelet"},
+	"internal/sim":                  {"internal/device", "internal/allocation", "internal/sim/kubelet", "internal/sxid"},
 	"internal/sim/kubelet":          {},
 	"internal/sim/replay":           {"internal/nvml/capture", "internal/nvml/lib"},
 	"internal/atomicfile":           {},
@@ -97,7 +99,7 @@ var allowedImports = map[string][]string{
 var leafPackages = []string{"internal/atomicfile", "internal/loglimit", "internal/pubsub", "internal/retry", "internal/text"}
 
 // testImports may be imported by any test.
-var testImports = []string{"internal/config", "internal/device", "internal/allocation", "internal/health", "internal/node", "internal/pods", "internal/dra", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/bubble", "test/captures", "test/kubelet/churn", "test/kubelet/conformance", "test/helpers/background", "test/helpers/bufserver", "test/helpers/certificate", "test/helpers/deviceplugin", "test/helpers/devicetest", "test/helpers/docs", "test/helpers/expect", "test/nvml", "test/helpers/program", "test/helpers/require", "test/helpers/testfile", "test/helpers/testlog"}
+var testImports = []string{"internal/config", "internal/device", "internal/allocation", "internal/health", "internal/node", "internal/pods", "internal/dra", "internal/nvml", "internal/nvml/collect", "internal/nvml/metric", "internal/sxid", "internal/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/bubble", "test/captures", "test/kubelet/churn", "test/kubelet/conformance", "test/helpers/background", "test/helpers/bufserver", "test/helpers/certificate", "test/helpers/deviceplugin", "test/helpers/devicetest", "test/helpers/docs", "test/helpers/expect", "test/nvml", "test/helpers/program", "test/helpers/require", "test/helpers/testfile", "test/helpers/testlog"}
 
 // bannedModules lists prefixes of foreign modules that a package must not import.
 var bannedModules = map[string][]string{

@@ -20,6 +20,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/internal/sxid"
 	"github.com/podgauge/podgauge/internal/xid"
 	"github.com/podgauge/podgauge/test/helpers/docs"
 	"github.com/podgauge/podgauge/test/helpers/require"
@@ -355,7 +356,7 @@ func TestEveryRowIsSimulated(t *testing.T) {
 
 // TestXidsPage checks that docs/reference/xids.md has the classes, Xids, events and checks of the code.
 func TestXidsPage(t *testing.T) {
-	docs.CheckTables(t, *update, "../../docs/reference/xids.md", map[string]string{"classes": classesTable(), "xids": xidsTable(), "kinds": eventTypesTable(), "checks": checksTable()})
+	docs.CheckTables(t, *update, "../../docs/reference/xids.md", map[string]string{"classes": classesTable(), "xids": xidsTable(), "kinds": eventTypesTable(), "checks": checksTable(), "nvlink": nvlinkTable(), "sxids": sxidsTable()})
 }
 
 // classesTable returns a table with a row for each class of Xids.
@@ -385,6 +386,34 @@ func xidsTable() string {
 	for _, number := range slices.Sorted(maps.Keys(xid.Xids)) {
 		row := xid.Xids[number]
 		fmt.Fprintf(&table, "|%d|%s|%s|`%s`|\n", number, row.Name, row.Origin, row.Class.Event().Class)
+	}
+	return table.String()
+}
+
+// nvlinkTable returns a table with a row for each unit and verdict of NVLink 5 errors.
+func nvlinkTable() string {
+	var table strings.Builder
+	table.WriteString("|Xid|unit|verdict|events|error status|\n|---|---|---|---|---|\n")
+	for _, r := range xid.NVLinkErrors() {
+		var events, statuses []string
+		for _, e := range r.Events {
+			events = append(events, fmt.Sprint(e))
+		}
+		for _, s := range r.Statuses {
+			statuses = append(statuses, fmt.Sprintf("%#x", s))
+		}
+		fmt.Fprintf(&table, "|%d|%s|`%s`|%s|%s|\n", r.Xid, inlineCodes(r.Units), r.Verdict, strings.Join(events, " "), strings.Join(statuses, " "))
+	}
+	return table.String()
+}
+
+func inlineCodes(words []string) string { return "`" + strings.Join(words, "` `") + "`" }
+
+func sxidsTable() string {
+	var table strings.Builder
+	table.WriteString("|SXid|error|severity|\n|---|---|---|\n")
+	for _, number := range slices.Sorted(maps.Keys(sxid.Errors)) {
+		fmt.Fprintf(&table, "|%d|%s|`%s`|\n", number, sxid.Name(number), sxid.Errors[number].Severity)
 	}
 	return table.String()
 }

@@ -155,6 +155,11 @@ func alertGroups(t *testing.T) []alertGroup {
 		for _, rule := range rules[1:] {
 			alert, rest, _ := strings.Cut(rule, "\n")
 			expression, texts, _ := strings.Cut(rest, "labels:")
+			for _, recorded := range strings.Split(rules[0], "- record: ")[1:] { // of the same group
+				if record, query, _ := strings.Cut(recorded, "\n"); strings.Contains(expression, record) {
+					expression += query
+				}
+			}
 			group.alerts = append(group.alerts, alertRule{
 				alert, expression, firstMatch(`severity: (\w+)`, texts), firstMatch(`\n +for: (\w+)`, expression), firstMatch(`([<>]=? [0-9.]+) # threshold`, expression),
 			})

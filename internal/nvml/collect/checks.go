@@ -20,6 +20,21 @@ var checkedFields = [...]metric.FieldKey{
 	remapFailureIndex:      {ID: nvml.FI_DEV_REMAPPED_FAILURE},
 	remapPendingIndex:      {ID: nvml.FI_DEV_REMAPPED_PENDING},
 	retirementPendingIndex: {ID: nvml.FI_DEV_RETIRED_PENDING}, // the same, up to Turing
+	linkStateIndex:         linkState(0),
+}
+
+func linkState(link int) metric.FieldKey {
+	return metric.FieldKey{ID: nvml.FI_DEV_NVLINK_GET_STATE, Scope: metric.ScopeNVLink, N: uint32(link)}
+}
+
+// checkKeys are checkedFields and the states of all further links, which are
+// read only with NeedsFabricManager.
+func checkKeys() []metric.FieldKey {
+	keys := slices.Clone(checkedFields[:])
+	for link := 1; link < metric.MaxNVLinks; link++ {
+		keys = append(keys, linkState(link))
+	}
+	return keys
 }
 
 const (
@@ -28,6 +43,7 @@ const (
 	remapFailureIndex
 	remapPendingIndex
 	retirementPendingIndex
+	linkStateIndex // of the first link; the last index
 )
 
 // HealthCheck is a condition of an unhealthy GPU.
@@ -77,6 +93,11 @@ var healthChecks = [...]HealthCheck{
 		valueID:   metric.FabricNotJoined,
 		Condition: "an unpartitioned GPU with NVLinks did not join the NVSwitch fabric within 5 minutes",
 		evaluate:  evaluateFabricJoin, Fault: device.Fault{Reason: "fabric_not_joined", Action: xid.ActionInspect},
+	},
+	{
+		fieldIndex: linkStateIndex,
+		Condition:  "before Hopper, on a node with NVSwitches: all unpartitioned GPUs have no active NVLink for 5 minutes",
+		evaluate:   evaluateLinkTraining, Fault: device.Fault{Reason: "fabric_not_ready", Action: xid.ActionInspect},
 	},
 }
 
@@ -144,6 +165,38 @@ func evaluateFabricJoin(g *GPUReader, c *HealthCheck, notJoined float64, now tim
 		return nil
 	}
 	return faultIfSet(g, c, notJoined, now)
+}
+
+// evaluateLinkTraining is for GPUs without a state of the fabric: up to HGX
+// A100, the Fabric Manager trains the links to the NVSwitches
+// (docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide, "NVSwitch and
+// NVLink Initialization"), and CUDA does not start before
+// (cudaErrorSystemNotReady, 802). The Fabric Manager disables the links of a
+// single GPU with a broken link, which stays usable, so all GPUs count.
+func evaluateLinkTraining(g *GPUReader, c *HealthCheck, _ float64, now time.Time) *device.Fault {
+	since := &g.history.untrainedSince
+	untrained := !g.MIG.Load().Enabled && !g.hasActiveLink()
+	switch {
+	case !untrained:
+		*since = time.Time{}
+	case since.IsZero():
+		*since = now
+	}
+	noneTrained := g.history.node.recordLinks(g.ID, !untrained && !g.MIG.Load().Enabled)
+	if !untrained || !noneTrained || now.Sub(*since) < fabricJoinTimeout {
+		return nil
+	}
+	return faultIfSet(g, c, 1, now)
+}
+
+// hasActiveLink reports whether a link is active or asleep, or of unknown state.
+func (g *GPUReader) hasActiveLink() bool {
+	for link := range int(g.links[metric.ScopeNVLink]) {
+		if state, known := g.checkFields.value(linkStateIndex + link); !known || state != nvml.NVLINK_STATE_INACTIVE {
+			return true
+		}
+	}
+	return g.links[metric.ScopeNVLink] == 0
 }
 
 // Check returns an error if the GPU is unhealthy. A single call reads a few

@@ -29,6 +29,14 @@ type GPUReader struct {
 	// ReportsRecovery is set by a check with a recovery action.
 	ReportsRecovery atomic.Bool
 
+	// NeedsFabricManager is set if the GPU has no state of the fabric, on a node
+	// with NVSwitches. Set before Initialize.
+	NeedsFabricManager bool
+
+	// FabricDomain are the labels of the NVLink domain by the newest call; nil:
+	// none yet. They stay if the GPU leaves the domain, as a fault makes it do.
+	FabricDomain atomic.Pointer[[2]string]
+
 	// Mu is held during all calls about the GPU, so that at most one thread
 	// hangs. It guards the fields below.
 	Mu sync.Mutex
@@ -124,6 +132,10 @@ func (g *GPUReader) makeCalls(t *target, needed func(call int) bool, now time.Ti
 		if needed(i) && g.isDue(i, t, now) {
 			g.makeCall(i, t, now)
 		}
+	}
+	domain := g.FabricDomain.Load()
+	if uuid, clique := t.latest.FabricDomain(); uuid != "" && (domain == nil || *domain != [2]string{uuid, clique}) {
+		g.FabricDomain.Store(&[2]string{uuid, clique})
 	}
 }
 

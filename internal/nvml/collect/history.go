@@ -21,12 +21,19 @@ type History struct {
 	// notJoinedSince is the time of the first check before joining the fabric;
 	// guarded by mu.
 	notJoinedSince time.Time
+	// untrainedSince is the time of the first check without an active link;
+	// guarded by mu.
+	untrainedSince time.Time
+	node           *Histories
 }
 
 // Histories keeps the histories of all GPUs of the process.
 type Histories struct {
 	mu    sync.Mutex
 	byGPU map[device.GPU]*History // guarded by mu
+	// trained has the unpartitioned GPUs with an active NVLink, by the newest
+	// check with NeedsFabricManager; guarded by mu.
+	trained map[device.GPU]bool
 }
 
 // Of returns the history of a GPU, beginning with the first call.
@@ -37,9 +44,24 @@ func (h *Histories) Of(id device.GPU) *History {
 		h.byGPU = map[device.GPU]*History{}
 	}
 	if h.byGPU[id] == nil {
-		h.byGPU[id] = &History{counters: map[int]*monotonicCounter{}, faults: map[int]*device.Fault{}}
+		h.byGPU[id] = &History{counters: map[int]*monotonicCounter{}, faults: map[int]*device.Fault{}, node: h}
 	}
 	return h.byGPU[id]
+}
+
+// recordLinks records whether a GPU has an active NVLink, and reports whether no
+// GPU has one.
+func (h *Histories) recordLinks(id device.GPU, active bool) (none bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.trained == nil {
+		h.trained = map[device.GPU]bool{}
+	}
+	delete(h.trained, id)
+	if active {
+		h.trained[id] = true
+	}
+	return len(h.trained) == 0
 }
 
 // AddReset counts a reset of every GPU.

@@ -170,7 +170,7 @@ func (g *GPUReader) lacksAllCalls(id metric.ValueID) bool {
 // Initialize reads all values for the first collection. The caller holds Mu.
 func (g *GPUReader) Initialize() {
 	has, now := g.session.Symbols, time.Now()
-	g.checkFields = newFieldReader(has, metric.NewFieldBatch(checkedFields[:]...), g.mayHaveField)
+	g.checkFields = newFieldReader(has, metric.NewFieldBatch(checkKeys()...), g.mayCheckField)
 	g.fields = newFieldReader(has, g.plan.Fields, g.mayHaveField)
 	g.collectedAt = now.Add(time.Minute - gpmIdleTimeout) // the first collection may come within a minute
 	g.readFields(now)
@@ -243,6 +243,7 @@ func (g *GPUReader) findLinks() (found bool) {
 	}
 	if found {
 		g.fields.enable(g.mayHaveField)
+		g.checkFields.enable(g.mayCheckField)
 	}
 	return found
 }
@@ -257,6 +258,11 @@ func (g *GPUReader) mayHaveField(k metric.FieldKey) bool {
 		return false
 	}
 	return k.Scope == metric.ScopeGPU || k.N < g.links[k.Scope]
+}
+
+// mayCheckField reports whether checks read a field.
+func (g *GPUReader) mayCheckField(k metric.FieldKey) bool {
+	return g.mayHaveField(k) && (k.Scope == metric.ScopeGPU || g.NeedsFabricManager)
 }
 
 // readInstance reads the values of an instance. The listing may be seconds old,

@@ -1,8 +1,12 @@
 package metric
 
 import (
+	"fmt"
 	"math"
+	"math/big"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
@@ -37,7 +41,7 @@ type Call struct {
 }
 
 // numbers are the results of a call; NaN: no value.
-type numbers [10]float64
+type numbers [14]float64
 
 // Provides reports whether the call reads a value.
 func (c *Call) Provides(id ValueID) bool { return slices.Contains(c.Values, id) }
@@ -84,8 +88,8 @@ var sharedCalls = []Call{
 	newCall("nvmlDeviceGetRowRemapperHistogram", device.PaceSlow, getRemapBanks, valueRange(banksMax, banksNone)...),
 	newCall("nvmlDeviceGetRepairStatus", device.PaceSlow, getRepairStatus, channelRepairPending, tpcRepairPending),
 	newCall("nvmlDeviceGetUnrepairableMemoryFlag_v1", device.PaceSlow, getUnrepairableMemory, UnrepairableMemory),
-	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, getFabricInfo, valueRange(fabricState, HasFabric)...),
-	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, getFabricInfoV2, valueRange(fabricState, HasFabric)...).
+	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, getFabricInfo, valueRange(fabricState, fabricClique)...),
+	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, getFabricInfoV2, valueRange(fabricState, fabricClique)...).
 		asFallback(),
 	// NVML counts only uncorrected SRAM errors of a MIG device, and no volatile
 	// ones of a MIG-enabled GPU (nvml.h, nvmlDeviceGetMemoryErrorCounter).
@@ -219,14 +223,43 @@ func getUnrepairableMemory(d nvml.Device) (numbers, nvml.Return) {
 
 func getFabricInfo(d nvml.Device) (numbers, nvml.Return) {
 	f, ret := lib.FabricInfo(d, nvml.GpuFabricInfoHandler.V3)
-	return fabricNumbers(f.State, f.Status, f.HealthMask,
-		f.HealthSummary <= nvml.GPU_FABRIC_HEALTH_SUMMARY_HEALTHY), ret
+	results := fabricNumbers(f.State, f.Status, f.HealthMask,
+		f.HealthSummary <= nvml.GPU_FABRIC_HEALTH_SUMMARY_HEALTHY)
+	results.setFabricDomain(f.State, f.ClusterUuid, f.CliqueId)
+	return results, ret
 }
 
 // getFabricInfoV2 is for drivers up to 570, without a summary.
 func getFabricInfoV2(d nvml.Device) (numbers, nvml.Return) {
 	f, ret := lib.FabricInfo(d, nvml.GpuFabricInfoHandler.V2)
-	return fabricNumbers(f.State, f.Status, f.HealthMask, true), ret
+	results := fabricNumbers(f.State, f.Status, f.HealthMask, true)
+	results.setFabricDomain(f.State, f.ClusterUuid, f.CliqueId)
+	return results, ret
+}
+
+// setFabricDomain sets the NVLink domain of a GPU that has joined one of several
+// nodes. On a single node the UUID is 0. A value is a number, exact up to 53
+// bits, so the UUID is three of them.
+func (n *numbers) setFabricDomain(state uint8, uuid [16]uint8, clique uint32) {
+	if state != nvml.GPU_FABRIC_STATE_COMPLETED || uuid == [16]uint8{} {
+		return
+	}
+	for i, part := range [...][]uint8{uuid[:6], uuid[6:12], uuid[12:]} {
+		n[int(fabricDomainFirst-fabricState)+i] = float64(new(big.Int).SetBytes(part).Uint64())
+	}
+	n[fabricClique-fabricState] = float64(clique)
+}
+
+// FabricDomain returns the NVLink domain of the values: the cluster's UUID and
+// the clique, as nvidia-smi prints them; empty: none.
+func (vs *Values) FabricDomain() (clusterUUID, cliqueID string) {
+	if !vs.Present[fabricClique] {
+		return "", ""
+	}
+	hex := fmt.Sprintf("%012x%012x%08x", uint64(vs.Values[fabricDomainFirst]),
+		uint64(vs.Values[fabricDomainSecond]), uint64(vs.Values[fabricDomainThird]))
+	return strings.Join([]string{hex[:8], hex[8:12], hex[12:16], hex[16:20], hex[20:]}, "-"),
+		strconv.Itoa(int(vs.Values[fabricClique]))
 }
 
 // fabricFaults are the parts of nvml.h's NVML_GPU_FABRIC_HEALTH_MASK, with the

@@ -37,7 +37,7 @@ var linkRows = slices.Concat([]Row{
 		"Number of NVLinks that are active or asleep; links with disabled traffic are down.").
 		sumNVLinks(nvml.FI_DEV_NVLINK_GET_STATE, inLinkState).slowPace().onHardware(withNVLink).inDefault(),
 	stateRow("nvidia_gpu_nvlink_speed_bytes_per_second", "Speed of each active NVLink, in bytes per second.").
-		fromField(nvml.FI_DEV_NVLINK_SPEED_MBPS_COMMON, inMegabytes).slowPace().onHardware(withNVLink),
+		fromField(nvml.FI_DEV_NVLINK_SPEED_MBPS_COMMON, inMegabytes).slowPace().onHardware(withNVLink).inDefault(),
 }, linkErrorRows(), familyRows(faultCounterRow("nvidia_gpu_nvlink_recoveries_total", recoveriesHelp).
 	counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell), "result", Row.sumNVLinks, inCount,
 	labeledField{"success", nvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS},

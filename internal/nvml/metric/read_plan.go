@@ -67,11 +67,12 @@ func (p *ReadPlan) addRow(r *Row) {
 	}
 }
 
-// NewFieldBatch returns a batch of the keys, each once, with the fast pace.
+// NewFieldBatch returns a batch of the keys, each once, with the fast pace, and
+// of links with the slow pace.
 func NewFieldBatch(keys ...FieldKey) FieldBatch {
 	b := FieldBatch{Index: map[FieldKey]int{}}
 	for _, k := range keys {
-		b.addKey(k, false)
+		b.addKey(k, k.Scope == ScopeNVLink)
 	}
 	return b
 }

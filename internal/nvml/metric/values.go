@@ -47,6 +47,10 @@ const (
 	FabricFailed    // by its status
 	FabricNotJoined // not yet
 	HasFabric
+	fabricDomainFirst // the cluster UUID in three values, then the clique
+	fabricDomainSecond
+	fabricDomainThird
+	fabricClique
 	MIGEnabled
 	MIGPending
 	HasGPM

@@ -58,6 +58,15 @@ var serviceSeries = map[string][]string{
 	"device:podgauge_shared_timestamp_seconds:max1d":                            {"uuid", "mig_uuid"},
 	"device_workload_reason:podgauge_application_error_timestamp_seconds:max1d": {"uuid", "mig_uuid", "namespace", "workload", "reason"},
 	"device_reason:podgauge_suspect_workloads:count1d":                          {"uuid", "mig_uuid", "reason"},
+	"gpu_domain:nvidia_gpu_info:max1d":               {"uuid", "cluster_uuid", "clique_id"},
+	"gpu_domain:nvidia_gpu_info:last1h":              {"uuid", "cluster_uuid", "clique_id"},
+	"gpu:podgauge_nvlink_links_missing:max":          {"gpu", "uuid"},
+	"gpu:podgauge_fabric_not_ready:max":              {"uuid"},
+	"gpu:podgauge_nvlink_slow:max":                   {"gpu", "uuid"},
+	"gpu_model:podgauge_nvlink_speed_expected:max":   {"uuid", "model"},
+	// recorded by users
+	"model:podgauge_nvlink_links:override":                  {"model"},
+	"model:podgauge_nvlink_speed_bytes_per_second:override": {"model"},
 }
 
 // jobSeries are the series recorded by the jobs' file.

@@ -18,7 +18,9 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV
     READ(status, fabric_status);
     READ(clique, fabric_clique);
     READ(health, fabric_health);
-    memcpy(gpuFabricInfo->clusterUuid, "stand-in cluster", NVML_GPU_FABRIC_UUID_LEN);
+    memset(gpuFabricInfo->clusterUuid, 0, NVML_GPU_FABRIC_UUID_LEN);
+    if (clique) /* of a domain of several nodes */
+        memcpy(gpuFabricInfo->clusterUuid, "stand-in cluster", NVML_GPU_FABRIC_UUID_LEN);
     gpuFabricInfo->state = (nvmlGpuFabricState_t)state;
     gpuFabricInfo->status = (nvmlReturn_t)status;
     gpuFabricInfo->cliqueId = (unsigned int)clique;
@@ -37,7 +39,9 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t
     READ(state, fabric_state);
     READ(status, fabric_status);
     READ(clique, fabric_clique);
-    memcpy(gpuFabricInfo->clusterUuid, "stand-in cluster", NVML_GPU_FABRIC_UUID_LEN);
+    memset(gpuFabricInfo->clusterUuid, 0, NVML_GPU_FABRIC_UUID_LEN);
+    if (clique) /* of a domain of several nodes */
+        memcpy(gpuFabricInfo->clusterUuid, "stand-in cluster", NVML_GPU_FABRIC_UUID_LEN);
     gpuFabricInfo->state = (nvmlGpuFabricState_t)state;
     gpuFabricInfo->status = (nvmlReturn_t)status;
     gpuFabricInfo->cliqueId = (unsigned int)clique;
