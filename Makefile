@@ -188,9 +188,7 @@ endef
 ## dashboards: dashboard queries and alert rules in a real Prometheus, and dashboards against Grafana's schema
 define suite-dashboards
 $(call install,prometheus promtool npm,prometheus npm)
-promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.recording.yaml deploy/rules/podgauge.profiling.yaml deploy/rules/podgauge.jobs.yaml
-promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.recording.yaml deploy/rules/podgauge.cost.yaml deploy/rules/podgauge.profiling.yaml
-promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.recording.yaml deploy/rules/podgauge.reliability.yaml deploy/rules/podgauge.profiling.yaml
+promtool check rules $(filter-out %_test.yaml %.owner-labels.yaml,$(wildcard deploy/rules/*.yaml))
 promtool test rules deploy/rules/*_test.yaml
 cd test/observability/dashboards/schema && npm ci --ignore-scripts --no-audit --no-fund
 PODGAUGE_DASHBOARDS=1 go test -count=1 -timeout 20m -v ./test/observability/dashboards

@@ -253,6 +253,10 @@ func TestAllocationRatio(t *testing.T) {
 				}
 				assertSeries(t, text, "allocation_ratio "+want+" resource="+resource)
 			}
+		}
+	})
+}
+
 // TestHealthTimes checks that a scrape has the time in the current state until now.
 func TestHealthTimes(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {

@@ -67,7 +67,7 @@ func newSnapshotSeries(s *Sources, o *Options, a *attribution) *snapshotSeries {
 	r := &snapshotSeries{
 		options: o, node: s.State, attribution: a, processes: s.Processes, byName: map[string]*family{},
 		portMetrics: sysfs.PortMetrics(),
-		replicas: map[device.ID]int{},
+		replicas:    map[device.ID]int{},
 	}
 	r.portTraffic = newAttribution(r.portMetrics)
 	for _, m := range s.Metrics {

@@ -141,7 +141,7 @@ func startApp(t *testing.T, s testSetup, args ...string) (w *testApp, status cha
 	m := &app.Hardware{
 		Backend: w.machine, Simulated: true, ClaimedDevice: dra.ClaimedDevice, CDIDir: filepath.Join(dir, "cdi"),
 		SwitchErrors: w.machine.SwitchErrors,
-		ProcDir: cmp.Or(s.procDir, filepath.Join(dir, "proc")), // the machine's /proc depends on the user
+		ProcDir:      cmp.Or(s.procDir, filepath.Join(dir, "proc")), // the machine's /proc depends on the user
 	}
 	if s.backend != nil {
 		m.Backend = s.backend

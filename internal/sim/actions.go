@@ -283,6 +283,8 @@ func changeNICs(_ context.Context, n *VirtualNode, args []string) error {
 		return err
 	}
 	return n.sysfs.change(nics, args[1])
+}
+
 // startUnattributed starts a process outside all containers: foreign use of an
 // allocated device, and leaked memory on an unallocated one.
 func startUnattributed(_ context.Context, n *VirtualNode, args []string) error {
@@ -295,6 +297,8 @@ func startUnattributed(_ context.Context, n *VirtualNode, args []string) error {
 		n.ProcessTable.startUnattributed(id, bytes)
 	}
 	return err
+}
+
 // setFabric has the further argument joined, waiting or failed.
 func setFabric(m *Machine, id device.ID, args []string) error {
 	states := map[string]struct {

@@ -22,9 +22,9 @@ import (
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
-var ruleFiles = []string{"podgauge.rules.yaml", "podgauge.recording.yaml", "podgauge.jobs.yaml", "podgauge.profiling.yaml"}
-var ruleFiles = []string{"podgauge.rules.yaml", "podgauge.recording.yaml", "podgauge.cost.yaml", "podgauge.profiling.yaml"}
-var ruleFiles = []string{"podgauge.rules.yaml", "podgauge.recording.yaml", "podgauge.reliability.yaml", "podgauge.profiling.yaml"}
+var ruleFiles = []string{
+	"podgauge.rules.yaml", "podgauge.recording.yaml", "podgauge.jobs.yaml", "podgauge.reliability.yaml", "podgauge.cost.yaml", "podgauge.profiling.yaml",
+}
 
 // chartCopies returns the chart's rules and dashboards: the repository's, with <owner> before the owner labels. The templates replace
 // it by the value ownerLabelPrefix. Helm does not read files outside a chart's folder.
@@ -120,17 +120,12 @@ func TestRules(t *testing.T) {
 			return !slices.ContainsFunc(words, func(word string) bool { return strings.Contains(rule, word) })
 		}
 	}
-	const recording, jobs, profiling = "podgauge-recording ", "podgauge-jobs ", "podgauge-profiling "
+	const recording, jobs, reliability = "podgauge-recording ", "podgauge-jobs ", "podgauge-reliability "
+	const cost, profiling = "podgauge-cost ", "podgauge-profiling "
 	for values, isEnabled := range map[string]func(rule string) bool{
 		`prometheusRule: {enabled: true}`: lacks(profiling),
 		cordoned:                          lacks(profiling),
 		`prometheusRule: {enabled: true, recording: false, jobs: false, profiling: true}`: lacks(recording, jobs),
-	const recording, profiling, cost = "podgauge-recording ", "podgauge-profiling ", "podgauge-cost "
-	const recording, reliability, profiling = "podgauge-recording ", "podgauge-reliability ", "podgauge-profiling "
-	for values, isEnabled := range map[string]func(rule string) bool{
-		`prometheusRule: {enabled: true}`: lacks(profiling),
-		cordoned:                          lacks(profiling),
-		`prometheusRule: {enabled: true, recording: false, profiling: true}`:            lacks(recording),
 		`prometheusRule: {enabled: true, cost: false}`:                                  lacks(profiling, cost),
 		`prometheusRule: {enabled: true, reliability: false, profiling: true}`:          lacks(reliability),
 		`prometheusRule: {enabled: true, alerts: {` + disabled + `: {enabled: false}}}`: lacks(profiling, `"`+disabled+`"`),
@@ -175,10 +170,8 @@ func TestOwnerLabelPrefix(t *testing.T) {
 			}
 		}
 	}
-	if len(rules) != 5 || plain != 3 {
-		t.Errorf("got %d PrometheusRules and %d series of kube-state-metrics, want 5 and 3", len(rules), plain)
-	if len(rules) != 5 || plain != 4 {
-		t.Errorf("got %d PrometheusRules and %d series of kube-state-metrics, want 5 and 4", len(rules), plain)
+	if len(rules) != 7 || plain != 4 {
+		t.Errorf("got %d PrometheusRules and %d series of kube-state-metrics, want 7 and 4", len(rules), plain)
 	}
 	panels := 0
 	for _, m := range decodeAll[core.ConfigMap](t, mustRender(t, values)) {
@@ -201,6 +194,9 @@ func TestJobLabel(t *testing.T) {
 	text := string(joinObjects(mustRender(t, `{prometheusRule: {enabled: true, jobLabel: example.com/my-run}}`)))
 	if !strings.Contains(text, `"label_example_com_my_run"`) || strings.Contains(text, `"label_job"`) {
 		t.Error("the rules lack the label of the value jobLabel")
+	}
+}
+
 // TestCostValues checks the rules for prices and for labels of pods, which both sides of a join have.
 func TestCostValues(t *testing.T) {
 	const values = `{ownerLabelPrefix: exported_, prometheusRule: {enabled: true, costLabels: [label_team, label_app],

@@ -30,11 +30,11 @@ func profilingRules(t *testing.T) []rulefmt.Rule {
 }
 
 // TestProfilingRules runs the tests of the rules without promtool, with a newer Prometheus.
-func TestProfilingRules(t *testing.T) { runRuleTests(t, profilingTests, profilingRules(t)) }
+func TestProfilingRules(t *testing.T) { runExprTests(t, profilingTests, profilingRules(t)) }
 
 // TestCostRules does the same for GPUs by owner, cost and capacity.
 func TestCostRules(t *testing.T) {
-	runRuleTests(t, costTests, parseRules(t, testfile.Read(t, costFile)))
+	runExprTests(t, costTests, parseRules(t, testfile.Read(t, costFile)))
 }
 
 // TestCostLabels checks the rules with a label of pods, as the chart's value prometheusRule.costLabels changes them. A pod whose label
@@ -70,11 +70,6 @@ func TestCostLabels(t *testing.T) {
 	if want := map[string]float64{"x": 1.5, "": 1.125}; !maps.Equal(got, want) || moved != 0.25 {
 		t.Errorf("got %v and %v for the changed label, want %v and 0.25", got, moved, want)
 	}
-}
-
-func runRuleTests(t *testing.T, name string, rules []rulefmt.Rule) {
-func TestProfilingRules(t *testing.T) {
-	runExprTests(t, profilingTests, profilingRules(t))
 }
 
 // runExprTests runs the tests of queries in a file, with the rules in order.

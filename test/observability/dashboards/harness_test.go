@@ -146,7 +146,7 @@ type scrapeConfig struct {
 }
 
 // honoring is the configuration of docs/how-to/monitor.md.
-var honoring = scrapeConfig{honorLabels: true, rules: []string{rulesFile, recordingsFile, costFile, pricesFile}}
+var honoring = scrapeConfig{honorLabels: true, rules: []string{rulesFile, recordingsFile, reliabilityFile, costFile, pricesFile}}
 
 // fasterJobRules returns the rules for jobs with all times divided by twelve, because a run is shorter than their ten minutes: the interval is
 // that of the scrapes. Rules of the name and windows of 10 s have two scrapes, as those of two minutes at a usual interval.
@@ -174,7 +174,6 @@ func fasterJobRules(t *testing.T, dir, ownerLabelPrefix string) string {
 	require.NoError(t, os.WriteFile(file, rules, 0o600))
 	return file
 }
-var honoring = scrapeConfig{honorLabels: true, rules: []string{rulesFile, recordingsFile, reliabilityFile}}
 
 // writePrometheusConfig writes Prometheus' config with static targets.
 func writePrometheusConfig(t *testing.T, dir string, s scrapeConfig, nodes []*simNode, kubeStateMetrics map[string]string) {

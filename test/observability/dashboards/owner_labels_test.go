@@ -30,7 +30,6 @@ func (c *dashboardRun) startOverriding(nodes []*simNode, exporters map[string]st
 	dir := c.TempDir()
 	rules := []string{"../../../deploy/rules/podgauge.owner-labels.yaml"}
 	for _, file := range honoring.rules {
-	for _, file := range []string{rulesFile, recordingsFile, reliabilityFile} {
 		text, err := os.ReadFile(file)
 		if err == nil {
 			text, err = dashboards.Rules(text, renamed)
@@ -80,14 +79,11 @@ func (c *dashboardRun) checkOwnerLabels(overriding prometheus.API) {
 }
 
 // isComparable reports whether both servers have the same series. Only the first one has the backfilled blocks, for queries that read more
-// of the past than a run has. The servers evaluate the rules once a minute, at different times: a node that has readings for half a minute
-// may be used for one of them only.
+// of the past than a run has. The servers evaluate the rules once a minute, at different times: values of a minute differ, and a node that has
+// readings for half a minute may be used for one of them only.
 func isComparable(expr string) bool {
-	return !strings.Contains(expr, "30m") && !strings.Contains(expr, "gpus_idle") && !strings.Contains(expr, "gpus_used")
+	return !slices.ContainsFunc([]string{"30m", "1m{", "gpus_idle", "gpus_used"}, func(word string) bool { return strings.Contains(expr, word) })
 }
-// hasBackfill reports whether a query reads more of the past than a run has, or values of a minute, which the servers evaluate at different
-// times. Only the first Prometheus has the backfilled blocks.
-func hasBackfill(expr string) bool { return strings.Contains(expr, "30m") || strings.Contains(expr, "1m{") }
 
 // owners returns the owners in the results of a query at the end of the run.
 func (c *dashboardRun) owners(b *dashboardFile, q panelQuery, prefix string) []string {
