@@ -60,6 +60,14 @@ var scriptActions = map[string]scriptAction{
 	"kubelet": {"well, silent, refuses or restarts", 1, 1, setKubeletBehavior},
 }
 
+// RunOn runs an action about a machine, at once.
+func (s Step) RunOn(ctx context.Context, m *Machine) error {
+	if s.Action == "kubelet" || strings.Contains(strings.Join(s.Args[:min(1, len(s.Args))], ""), "/") {
+		return errors.New("the kubelet and the pods of this node are not simulated")
+	}
+	return scriptActions[s.Action].run(ctx, &VirtualNode{Machine: m}, s.Args)
+}
+
 func parsePod(text string) (kubelet.PodSpec, error) {
 	namespace, name, ok := strings.Cut(text, "/")
 	if !ok || namespace == "" || name == "" {

@@ -10,7 +10,9 @@ package sim
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -136,6 +138,29 @@ func (m *Machine) StopProcess(pid uint32) {
 			g.accumulate(m.now())
 			g.removeProcesses(func(p simProcess) bool { return p.pid == pid })
 		}
+	})
+}
+
+// SetWork sets what a device's GPU does, until its last process ends. A GPU
+// without load does nothing.
+func (m *Machine) SetWork(id device.ID, kind string) error {
+	kindOfWork, ok := works[kind]
+	if !ok {
+		return fmt.Errorf("unknown work %q, expected %s", kind, strings.Join(slices.Sorted(maps.Keys(works)), ", "))
+	}
+	m.updateDevice(id, func(g *simGPU) {
+		g.accumulate(m.now())
+		g.work = &kindOfWork
+	})
+	return nil
+}
+
+// SetSlowdown lowers clocks and power of a device's GPU by a fraction, until a
+// reset. The GPU reports a thermal slowdown.
+func (m *Machine) SetSlowdown(id device.ID, fraction float64) {
+	m.updateDevice(id, func(g *simGPU) {
+		g.accumulate(m.now())
+		g.slowdown = min(max(fraction, 0), 1)
 	})
 }
 

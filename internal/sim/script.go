@@ -1,8 +1,6 @@
 package sim
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -33,12 +31,4 @@ type Step struct {
 
 func (s Step) String() string {
 	return fmt.Sprintf("line %d: %s %s", s.Line, s.Action, strings.Join(s.Args, " "))
-}
-
-// RunOn runs an action about a machine, at once.
-func (s Step) RunOn(ctx context.Context, m *Machine) error {
-	if s.Action == "kubelet" || strings.Contains(strings.Join(s.Args[:min(1, len(s.Args))], ""), "/") {
-		return errors.New("the kubelet and the pods of this node are not simulated")
-	}
-	return scriptActions[s.Action].run(ctx, &VirtualNode{Machine: m}, s.Args)
 }

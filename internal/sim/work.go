@@ -1,14 +1,5 @@
 package sim
 
-import (
-	"fmt"
-	"maps"
-	"slices"
-	"strings"
-
-	"github.com/podgauge/podgauge/internal/device"
-)
-
 // work is what a GPU does, each as a fraction of full load.
 type work struct {
 	kernels         float64 // time with a running kernel: the utilization
@@ -28,27 +19,4 @@ var works = map[string]work{
 	"checkpoint":   {power: 0.05, traffic: 0.05},
 	"evaluation":   {kernels: 1, multiprocessors: 0.6, math: 0.3, power: 0.45, traffic: 0.02},
 	"inference":    {kernels: 1, multiprocessors: 0.7, math: 0.2, power: 0.2, traffic: 0},
-}
-
-// SetWork sets what a device's GPU does, until its last process ends. A GPU
-// without load does nothing.
-func (m *Machine) SetWork(id device.ID, kind string) error {
-	kindOfWork, ok := works[kind]
-	if !ok {
-		return fmt.Errorf("unknown work %q, expected %s", kind, strings.Join(slices.Sorted(maps.Keys(works)), ", "))
-	}
-	m.updateDevice(id, func(g *simGPU) {
-		g.accumulate(m.now())
-		g.work = &kindOfWork
-	})
-	return nil
-}
-
-// SetSlowdown lowers clocks and power of a device's GPU by a fraction, until a
-// reset. The GPU reports a thermal slowdown.
-func (m *Machine) SetSlowdown(id device.ID, fraction float64) {
-	m.updateDevice(id, func(g *simGPU) {
-		g.accumulate(m.now())
-		g.slowdown = min(max(fraction, 0), 1)
-	})
 }
