@@ -18,7 +18,12 @@ func TestGoldenH100(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: sim.NewNamedMachine("h100", metric.Metrics(), fixedClock)})
 	ids := w.machine.AllocatableIDs()
-	require.NoError(t, w.machine.ReportSwitchError(1, "20034, Fatal, Link 30 LTSSM Fault Up"))
+	for _, message := range []string{
+		"20034, Fatal, Link 30 LTSSM Fault Up", "12028, Non-fatal, Link 32 egress non-posted PRIV error (First)", "22003, Fatal, Link 00 MINION HALT",
+		"26006, SOE HALTED",
+	} {
+		require.NoError(t, w.machine.ReportSwitchError(1, message))
+	}
 	w.waitAllocatable(gpuResource, len(w.machine.AllocatableIDs()))
 	w.runPodOn(gpuPod("research", "train", 4), ids[:4]...)
 	w.runPodOn(gpuPod("serving", "embed", 1), ids[4])

@@ -65,8 +65,8 @@ var serviceSeries = map[string][]string{
 	"gpu:podgauge_nvlink_slow:max":                                              {"gpu", "uuid"},
 	"gpu_model:podgauge_nvlink_speed_expected:max":                              {"uuid", "model"},
 	// recorded by users
-	"model:podgauge_nvlink_links:override":                  {"model"},
-	"model:podgauge_nvlink_speed_bytes_per_second:override": {"model"},
+	"model:nvidia_gpu_nvlink_links_up:override":               {"model"},
+	"model:nvidia_gpu_nvlink_speed_bytes_per_second:override": {"model"},
 }
 
 // jobSeries are the series recorded by the jobs' file.
