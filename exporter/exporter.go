@@ -162,8 +162,8 @@ func (e *Exporter) collect(c *scrapeCollection) {
 	}
 	readings := readers.Read(ctx, gpus, e.readsProcesses && processes.Visible())
 	listing.Wait()
-	s := &nodeSnapshot{Node: e.node(), begin: c.begin, end: time.Now(), readings: readings, stalled: readers.Stalled, sysfs: ports}
-	s.Statuses, s.Allocations = c.statuses, allocations
+	s := &nodeSnapshot{Node: e.node(), begin: c.begin, end: time.Now(), readings: readings, stalled: readers.Stalled}
+	s.Statuses, s.Allocations, s.sysfs = c.statuses, allocations, ports
 	s.stateFile, _ = e.sources.State.StateFile.Get()
 	c.families = e.renderer.render(s)
 	c.readings = e.pageReadings(s)

@@ -27,8 +27,9 @@ func (c *collection) readCPU() {
 	for _, name := range c.list("class/hwmon") {
 		for _, folder := range []string{"class/hwmon/" + name + "/device/", "class/hwmon/" + name + "/"} { // by kernel
 			if label := powerLabel.FindStringSubmatch(c.label(folder + "power1_oem_info")); label != nil {
+				sensor := text.SnakeCase(strings.ToLower(label[1]))
 				c.addSensor(folder+"power1_average", micro, Sensor{
-					Metric: "podgauge_cpu_power_watts", Socket: label[2], Sensor: text.SnakeCase(strings.ToLower(label[1])),
+					Metric: "podgauge_cpu_power_watts", Socket: label[2], Sensor: sensor,
 				})
 				break
 			}
