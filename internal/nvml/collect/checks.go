@@ -96,7 +96,7 @@ var healthChecks = [...]HealthCheck{
 	},
 	{
 		fieldIndex: linkStateIndex,
-		Condition:  "before Hopper, on a node with NVSwitches: all unpartitioned GPUs have no active NVLink for 5 minutes",
+		Condition:  "before Hopper, with NVSwitches: no unpartitioned GPU has an active NVLink for 5 minutes",
 		evaluate:   evaluateLinkTraining, Fault: device.Fault{Reason: "fabric_not_ready", Action: xid.ActionInspect},
 	},
 }
