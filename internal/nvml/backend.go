@@ -64,9 +64,12 @@ type Backend struct {
 	lastInventory atomic.Pointer[inventory]
 	library       atomic.Pointer[device.Library] // never nil; written by Devices
 	histories     collect.Histories
-	hasNVSwitches func() bool // with CheckFabricManager
-	pendingCalls  *lib.PendingCalls
-	probedAt      atomic.Pointer[time.Time] // begin of the newest listing, or the newest end of a probe
+	nvSwitches    struct {
+		once  sync.Once
+		found bool
+	}
+	pendingCalls *lib.PendingCalls
+	probedAt     atomic.Pointer[time.Time] // begin of the newest listing, or the newest end of a probe
 
 	mu sync.Mutex
 	// The fields below are guarded by mu, held by Devices.
@@ -97,7 +100,6 @@ func New(o Options) *Backend {
 		options: o, metrics: plan.Metrics(), plan: plan, lib: o.Library,
 		probes: map[int]*deviceProbe{}, pendingCalls: &lib.PendingCalls{},
 	}
-	b.hasNVSwitches = sync.OnceValue(func() bool { return o.CheckFabricManager && findNVSwitches(o.SysRoot) })
 	b.library.Store(&device.Library{})
 	return b
 }

@@ -37,7 +37,7 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 		registerBackoff: retry.Backoff{Min: minRegisterInterval, Max: maxRegisterInterval},
 	}
 	g.MIG.Store(&collect.MIGState{Unknown: true})
-	g.NeedsFabricManager = b.hasNVSwitches() && beforeHopper(handle, has)
+	g.NeedsFabricManager = b.options.CheckFabricManager && b.hasNVSwitches() && beforeHopper(handle, has)
 	g.device = device.Device{
 		ID: device.ID(id), GPU: id, Model: readText(handle, has, "nvmlDeviceGetName", nvml.Device.GetName), Minor: -1,
 		NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1,
@@ -70,7 +70,12 @@ func beforeHopper(handle nvml.Device, has lib.Symbols) bool {
 // nvidiaVendor and otherBridge are vendor and class of NVSwitches in sysfs: "bridge, other".
 const nvidiaVendor, otherBridge = "0x10de", "0x068000"
 
-// findNVSwitches reports whether the node has NVSwitches.
+// hasNVSwitches reports whether the node has NVSwitches.
+func (b *Backend) hasNVSwitches() bool {
+	b.nvSwitches.once.Do(func() { b.nvSwitches.found = findNVSwitches(b.options.SysRoot) })
+	return b.nvSwitches.found
+}
+
 func findNVSwitches(sysRoot string) bool {
 	has := func(folder, file, want string) bool {
 		text, _ := os.ReadFile(filepath.Join(folder, file)) // missing: another device

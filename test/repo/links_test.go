@@ -291,3 +291,28 @@ func TestFuzzTargets(t *testing.T) {
 		}
 	}
 }
+
+// TestQuestions checks that the panels, alerts and commands of docs/reference/questions.md exist.
+func TestQuestions(t *testing.T) {
+	page := testfile.Read(t, "../../docs/reference/questions.md")
+	boards := map[string]string{"Workload": "workload", "Fleet": "fleet", "Device and incidents": "device", "Reliability": "reliability"}
+	rules := testfile.Read(t, alertsFile) + testfile.Read(t, jobsFile)
+	commands := strings.ReplaceAll(testfile.Read(t, "../../docs/reference/cli.md"), "`podgauge ", "`")
+	found := 0
+	for _, reference := range regexp.MustCompile(`"([^"]+)" in \*([^*]+)\*|(Podgauge[A-Z]\w+)|\x60(?:kubectl )?podgauge (\w+)`).FindAllStringSubmatch(page, -1) {
+		found++
+		text, want := rules, "- alert: "+reference[3]+"\n"
+		switch {
+		case reference[1] != "":
+			text, want = testfile.Read(t, "../../dashboards/"+boards[reference[2]]+".json"), `"title": "`+reference[1]
+		case reference[4] != "":
+			text, want = commands, "`"+reference[4]
+		}
+		if !strings.Contains(text, want) {
+			t.Errorf("%s does not exist", reference[0])
+		}
+	}
+	if found < 40 {
+		t.Errorf("got %d references", found)
+	}
+}

@@ -78,6 +78,7 @@ func TestKindOf(t *testing.T) {
 		"cmd/podgauge-sim/main.go":     simulator,
 		"dashboards/panel.go":          generator,
 		"internal/dcgm/fields.go":      compat,
+		"internal/sxid/log.go":         host,
 		"kube/internal/migrate/x.go":   compat,
 		"kube/cmd/podgauge-kube/x.go":  kube,
 		"test/helpers/require/x.go":    helper,

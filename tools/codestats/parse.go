@@ -20,10 +20,11 @@ import (
 type kind int
 
 const (
-	daemon    kind = iota // what podgauge links, but for compat
+	daemon    kind = iota // what podgauge links, but for compat and host
 	simulator             // what podgauge-sim links besides
 	generator             // of files in the repository: no program links them
 	compat                // dcgm-exporter's fields, and the translation of queries
+	host                  // of devices that are not GPUs: NVSwitches, RDMA ports, CPUs
 	kube                  // kubectl-podgauge and podgauge-kube
 	helper                // of tests: everything below test and tools, demonstrations
 	test
@@ -34,7 +35,7 @@ const (
 
 func (k kind) String() string {
 	return [...]string{
-		"daemon", "simulator", "generators", "compatibility", "kube", "test helpers", "tests", "tests of kube",
+		"daemon", "simulator", "generators", "compatibility", "host", "kube", "test helpers", "tests", "tests of kube",
 		"tests of compatibility",
 	}[k]
 }
@@ -78,6 +79,8 @@ func (p programs) kindOf(path string) kind {
 		return compatTest
 	case dir == "kube/internal/migrate/", dir == "internal/dcgm/" && !isTest:
 		return compat
+	case (dir == "internal/sysfs/" || dir == "internal/sxid/") && !isTest:
+		return host
 	case strings.HasPrefix(dir, "kube/") && isTest:
 		return kubeTest
 	case strings.HasPrefix(dir, "kube/"):
