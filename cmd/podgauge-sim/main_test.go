@@ -180,13 +180,14 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-var masked = regexp.MustCompile(`\b(uuid|mig_uuid|serial|chassis_serial)="[^"]+"`)
+var masked = regexp.MustCompile(`\b(uuid|mig_uuid|cluster_uuid|serial|chassis_serial)="[^"]+"`)
 
 // repeatable returns the samples of a scrape that a replay repeats.
 func repeatable(scrape string) string {
 	lines := strings.Split(masked.ReplaceAllString(scrape, `$1="X"`), "\n")
 	lines = slices.DeleteFunc(lines, func(line string) bool {
-		return !strings.HasPrefix(line, "nvidia_") || strings.Contains(line, "_timestamp_seconds")
+		return !strings.HasPrefix(line, "nvidia_") || strings.Contains(line, "_timestamp_seconds") ||
+			strings.Contains(line, "_state_seconds_total")
 	})
 	slices.Sort(lines)
 	return strings.Join(lines, "\n")

@@ -99,9 +99,13 @@ func TestRecordingRules(t *testing.T) {
 		known, wrong := families.checkExpr(r.Expr)
 		expect.EqualSlices(t, slices.Sorted(maps.Keys(known)), labels, "labels of", r.Record)
 		for _, problem := range append(wrong, dropsCluster(parseExpr(t, r.Expr))...) {
-			t.Errorf("%s: %s", r.Record, problem)
+			if !strings.Contains(problem, ":override") { // of a model in all clusters
+				t.Errorf("%s: %s", r.Record, problem)
+			}
 		}
-		families[r.Record] = known // for the rules that follow
+		if families[r.Record] == nil { // for the rules that follow
+			families[r.Record] = known
+		}
 	}
 	for _, r := range recordingRules(t) {
 		check(r, levelLabels(r.Record))
@@ -328,7 +332,9 @@ var expectedEmpty = map[string]string{
 	"Required actions":              "no action is required",
 	"PCIe errors":                   "no errors",
 	"Xids":                          "no Xid is new",
-	"Suspect devices":               "the golden files have no Xid 13 or 31",
+	"Jobs that wait":                "no job waits",
+	"Culprits and stragglers":       "no job waits or has a straggler",
+	"RDMA (top 20)":                 "the golden files have no RDMA ports",
 	"GPUs, by use":                  "no foreign or leaked use",
 }
 

@@ -27,22 +27,24 @@ var targetLabels = []string{"cluster", "node", "instance", "job"}
 
 // externalFamilies are families of other exporters.
 var externalFamilies = map[string][]string{
-	"kube_pod_status_phase":                          {"namespace", "pod", "phase"}, // kube-state-metrics
-	"kube_pod_status_unschedulable":                  {"namespace", "pod"},
-	"kube_pod_labels":                                {"namespace", "pod"},
-	"kube_pod_container_resource_requests":           {"namespace", "pod", "container", "resource"},
-	"kube_daemonset_status_desired_number_scheduled": {"namespace", "daemonset"},
-	"kube_daemonset_status_number_ready":             {"namespace", "daemonset"},
-	"kube_daemonset_status_updated_number_scheduled": {"namespace", "daemonset"},
-	"kube_node_info":                                 {"node"},
-	"kube_node_spec_unschedulable":                   {"node"},
-	"kube_node_status_condition":                     {"node", "condition", "status"},
-	"podgauge_kube_events_dropped_total":             nil,       // podgauge-kube
-	"model:podgauge_gpu_price_per_hour:max":          {"model"}, // the chart's prices
-	"podgauge_kube_requests_total":                   {"code"},
-	"up":                                             nil, // Prometheus
-	"process_cpu_seconds_total":                      nil,
-	"process_resident_memory_bytes":                  nil,
+	"kube_pod_status_phase":                                   {"namespace", "pod", "phase"}, // kube-state-metrics
+	"kube_pod_status_unschedulable":                           {"namespace", "pod"},
+	"kube_pod_labels":                                         {"namespace", "pod"},
+	"kube_pod_container_resource_requests":                    {"namespace", "pod", "container", "resource"},
+	"kube_daemonset_status_desired_number_scheduled":          {"namespace", "daemonset"},
+	"kube_daemonset_status_number_ready":                      {"namespace", "daemonset"},
+	"kube_daemonset_status_updated_number_scheduled":          {"namespace", "daemonset"},
+	"kube_node_info":                                          {"node"},
+	"kube_node_spec_unschedulable":                            {"node"},
+	"kube_node_status_condition":                              {"node", "condition", "status"},
+	"podgauge_kube_events_dropped_total":                      nil,       // podgauge-kube
+	"model:podgauge_gpu_price_per_hour:max":                   {"model"}, // the chart's prices
+	"podgauge_kube_requests_total":                            {"code"},
+	"model:nvidia_gpu_nvlink_links_up:override":               {"model"}, // recorded by users
+	"model:nvidia_gpu_nvlink_speed_bytes_per_second:override": {"model"},
+	"up":                            nil, // Prometheus
+	"process_cpu_seconds_total":     nil,
+	"process_resident_memory_bytes": nil,
 }
 
 // serviceSeries are the series recorded by the alerts' file.
@@ -176,7 +178,7 @@ func (c familyCatalogue) add(name string, labelNames ...string) {
 // addFromGoldens adds labels and their values from the golden files.
 func (c familyCatalogue) addFromGoldens(t *testing.T) {
 	t.Helper()
-	for _, file := range filesOf(t, goldenDir+"*.prom") {
+	for _, file := range append(filesOf(t, goldenDir+"*.prom"), "../../../exporter/testdata/rdma.prom") {
 		for line := range strings.Lines(testfile.Read(t, file)) {
 			name, _, hasLabels := strings.Cut(line, "{")
 			values := c[name]

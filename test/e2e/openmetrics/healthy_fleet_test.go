@@ -59,9 +59,10 @@ func TestHealthyFleetRaisesNoAlert(t *testing.T) {
 	}
 }
 
-// faultFamilies are families that a healthy fleet lacks.
+// faultFamilies are families that a healthy fleet lacks, and overrides.
 var faultFamilies = []string{
 	"nvidia_gpu_unhealthy_info", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds", "nvidia_gpu_unallocatable_info", "kube_node_info",
+	"model:nvidia_gpu_nvlink_links_up:override", "model:nvidia_gpu_nvlink_speed_bytes_per_second:override",
 }
 
 // selectors returns a selector of an expression for each family.
@@ -219,6 +220,10 @@ func (n fleetNode) ownSeries() (all []fleetSeries) {
 		{"nvidia_gpu_unattributed_memory_used_bytes", gpu, fmt.Sprintf("3e8x%d", fleetSteps)},
 		{"nvidia_gpu_row_remap_banks", gpu + `,availability="low"`, fmt.Sprintf("0x%d", fleetSteps)},
 		{"podgauge_cdi_spec_up", node + `,class="gpu"`, fmt.Sprintf("1x%d", fleetSteps)},
+		{"podgauge_nvswitch_error_last_timestamp_seconds", node + `,switch="0000:c2:00.0",sxid="12028",severity="nonfatal"`, fmt.Sprintf("600x%d", fleetSteps)},
+		{"podgauge_rdma_allocation_info", node + `,device="mlx5_0",namespace="research",pod="job-0",container="main"`, fmt.Sprintf("1x%d", fleetSteps)},
+		{"podgauge_rdma_port_up", node + `,device="mlx5_0",port="1"`, fmt.Sprintf("1x%d", fleetSteps)},
+		{"podgauge_rdma_port_link_downed_total", node + `,device="mlx5_0",port="1"`, fmt.Sprintf("2x20 3x%d", fleetSteps)},
 		{"podgauge_config_unknown_keys", node, fmt.Sprintf("0x%d", fleetSteps)},
 	} {
 		all = append(all, fleetSeries{s[0], "{" + s[1] + "}", s[2]})

@@ -186,7 +186,7 @@ func readRuleTests(t *testing.T, name string) (file ruleTestFile) {
 		t.Fatalf("%s: %v", name, err)
 	}
 	known := []string{
-		filepath.Base(rulesFile), filepath.Base(jobsFile), filepath.Base(reliabilityFile), filepath.Base(costFile), filepath.Base(profilingFile),
+		filepath.Base(rulesFile), filepath.Base(recordingsFile), filepath.Base(jobsFile), filepath.Base(reliabilityFile), filepath.Base(costFile), filepath.Base(profilingFile),
 	}
 	if isUnknown := func(f string) bool { return !slices.Contains(known, f) }; slices.ContainsFunc(file.RuleFiles, isUnknown) {
 		t.Fatalf("rule_files of %s: got %q", name, file.RuleFiles)
