@@ -41,8 +41,9 @@ func (o *Health) addFlags(f *pflag.FlagSet) {
 		"a ready process turns not ready if a check of /readyz fails for this `time`")
 	f.StringVar(&o.KernelLog, "kernel-log", "/dev/kmsg",
 		"kernel log `file`, a second source of Xids and the source of NVSwitch errors; empty: neither")
-	f.BoolVar(&o.FabricManager, "health.fabric-manager", true,
-		"on a node with NVSwitches, mark GPUs before Hopper unhealthy while none has an active NVLink")
+	f.BoolVar(&o.FabricManager, "health.fabric-manager", false,
+		"on a node with NVSwitches, mark GPUs before Hopper unhealthy while none has an active NVLink; "+
+			"unproven on hardware")
 	f.DurationVar(&o.OwnersMaxAge, "allocations.max-age", time.Hour,
 		"forget the owners of an ended allocation after this `time`")
 	f.DurationVar(&o.IncidentsMaxAge, "incidents.max-age", 30*24*time.Hour,

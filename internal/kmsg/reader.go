@@ -181,13 +181,15 @@ func (r *Reader) handleRecord(data []byte, now time.Time) {
 		return
 	}
 	writtenAt := now
-	if age := r.source.uptime() - rec.uptime; !r.caughtUp && age > 0 {
-		writtenAt = now.Add(-age)
+	line, isXid := ParseXidLine(rec.message)
+	e, isSXid := sxid.ParseLine(rec.message)
+	if !r.caughtUp && (isXid || isSXid) {
+		writtenAt = now.Add(-max(r.source.uptime()-rec.uptime, 0))
 	}
-	if e, isSXid := sxid.ParseLine(rec.message); isSXid {
+	if isSXid {
 		r.switches.Record(e, writtenAt, !r.caughtUp)
 	}
-	if line, isXid := ParseXidLine(rec.message); isXid {
+	if isXid {
 		r.enqueue(pendingLine{line, !r.caughtUp, 1, writtenAt, now.Add(listingTimeout)}, now)
 	}
 }

@@ -40,7 +40,7 @@ type Options struct {
 	// Reads selects the rows to read. Default: all.
 	Reads func(*device.Metric) bool
 	// CheckFabricManager marks GPUs before Hopper unhealthy as long as the
-	// Fabric Manager has not trained their NVLinks.
+	// Fabric Manager has not trained their NVLinks. Unproven on hardware.
 	CheckFabricManager bool
 	// Library replaces the driver's library. Default: that below DriverRoots.
 	Library nvml.Interface
@@ -64,7 +64,7 @@ type Backend struct {
 	lastInventory atomic.Pointer[inventory]
 	library       atomic.Pointer[device.Library] // never nil; written by Devices
 	histories     collect.Histories
-	nvSwitches    struct {
+	fabric        struct {
 		once  sync.Once
 		found bool
 	}

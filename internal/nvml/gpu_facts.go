@@ -37,7 +37,8 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 		registerBackoff: retry.Backoff{Min: minRegisterInterval, Max: maxRegisterInterval},
 	}
 	g.MIG.Store(&collect.MIGState{Unknown: true})
-	g.NeedsFabricManager = b.options.CheckFabricManager && b.hasNVSwitches() && beforeHopper(handle, has)
+	g.CheckFabricManager = b.options.CheckFabricManager && b.hasFabric() && beforeHopper(handle, has) &&
+		!hasVirtualGPUs(handle, has)
 	g.device = device.Device{
 		ID: device.ID(id), GPU: id, Model: readText(handle, has, "nvmlDeviceGetName", nvml.Device.GetName), Minor: -1,
 		NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1,
@@ -67,13 +68,27 @@ func beforeHopper(handle nvml.Device, has lib.Symbols) bool {
 	return ret == nvml.SUCCESS && a < nvml.DEVICE_ARCH_HOPPER
 }
 
+// hasVirtualGPUs reports whether the GPU is virtual, or the host of virtual GPUs:
+// its NVLinks are the hypervisor's matter.
+func hasVirtualGPUs(handle nvml.Device, has lib.Symbols) bool {
+	if !has["nvmlDeviceGetVirtualizationMode"] {
+		return false
+	}
+	mode, ret := handle.GetVirtualizationMode()
+	return !lib.IsUnavailable(ret) && (ret != nvml.SUCCESS || mode > nvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH)
+}
+
 // nvidiaVendor and otherBridge are vendor and class of NVSwitches in sysfs: "bridge, other".
 const nvidiaVendor, otherBridge = "0x10de", "0x068000"
 
-// hasNVSwitches reports whether the node has NVSwitches.
-func (b *Backend) hasNVSwitches() bool {
-	b.nvSwitches.once.Do(func() { b.nvSwitches.found = findNVSwitches(b.options.SysRoot) })
-	return b.nvSwitches.found
+// hasFabric reports whether the node has NVSwitches and a driver with NVLinks.
+func (b *Backend) hasFabric() bool {
+	b.fabric.once.Do(func() {
+		// without the file the NVLinks are enabled, the driver's default
+		params, _ := os.ReadFile(filepath.Join(b.options.ProcRoot, "driver/nvidia/params"))
+		b.fabric.found = !strings.Contains(string(params), "NvLinkDisable: 1\n") && findNVSwitches(b.options.SysRoot)
+	})
+	return b.fabric.found
 }
 
 func findNVSwitches(sysRoot string) bool {

@@ -44,7 +44,7 @@ func TestChecks(t *testing.T) {
 		"recovery_action_…":       {"field 230", "as the driver reports", "recovery_action 8", "recovery_action 0"},
 		"fabric":                  {fabric, "reset_gpu", "fabric_status 999", "fabric_status 0"},
 		"fabric_not_joined":       {fabric, "inspect", "fabric_state 0", "fabric_state 3"},
-		"fabric_not_ready":        {"field 165", "inspect", "fabric_state 0", "fabric_state 3"},
+		"fabric_not_ready":        {"nvmlDeviceGetNvLinkState", "inspect", "fabric_state 0", "fabric_state 3"},
 	}
 	for _, c := range collect.Checks() {
 		row := cases[c.Fault.Reason]
@@ -292,9 +292,13 @@ func TestFabricManager(t *testing.T) {
 		{"links up", "0x068000", "0x10de", "gpu * link 0-17 switch", false, healthy},
 		{"a GPU with links", "0x068000", "0x10de", "gpu * link 0-17 off,gpu 1 link 3 switch", false, healthy},
 		{"partitioned", "0x068000", "0x10de", "gpu * link 0-17 off,gpu 0 mig_mode 1", false, healthy},
-		{"the other is partitioned", "0x068000", "0x10de", "gpu * link 0-17 off,gpu 1 mig_mode 1", false, notReady},
+		{"the other is partitioned", "0x068000", "0x10de", "gpu * link 0-17 off,gpu 1 mig_mode 1", false, healthy},
+		{"a partitioned GPU with links", "0x068000", "0x10de", "gpus 3,gpu * model a100,gpu * link 0-17 off,gpu 2 link 3 switch,gpu 2 mig_mode 1", false, healthy},
+		{"vGPU host", "0x068000", "0x10de", "gpu * link 0-17 off,gpu * virtualization 3", false, healthy},
+		{"passthrough", "0x068000", "0x10de", "gpu * link 0-17 off,gpu * virtualization 1", false, notReady},
+		{"NVLinks disabled", "0x068000", "0x10de", "gpu * link 0-17 off", false, healthy},
 		{"Hopper", "0x068000", "0x10de", "gpu * model h100,gpu * link 0-17 off", false, healthy},
-		{"a failing field", "0x068000", "0x10de", "gpu * link 0-17 off,fail field:165 gpu 0 UNKNOWN", false, healthy},
+		{"a failing call", "0x068000", "0x10de", "gpu * link 0-17 off,fail nvmlDeviceGetNvLinkState gpu 0 UNKNOWN", false, healthy},
 	} {
 		bubble.Test(t, func(t *testing.T) {
 			sys := t.TempDir()
@@ -302,27 +306,77 @@ func TestFabricManager(t *testing.T) {
 			require.NoError(t, os.MkdirAll(bridge, 0o755))
 			require.NoError(t, os.WriteFile(filepath.Join(bridge, "class"), []byte(c.class+"\n"), 0o600))
 			require.NoError(t, os.WriteFile(filepath.Join(bridge, "vendor"), []byte(c.vendor+"\n"), 0o600))
-			s := newFixture(t, nvml.Options{SysRoot: sys, CheckFabricManager: !c.off}, "gpus 2", "gpu * model a100")
+			proc := t.TempDir()
+			require.NoError(t, os.MkdirAll(filepath.Join(proc, "driver/nvidia"), 0o755))
+			disabled := map[bool]string{false: "NvLinkDisable: 0\n", true: "NvLinkDisable: 1\n"}[c.name == "NVLinks disabled"]
+			require.NoError(t, os.WriteFile(filepath.Join(proc, "driver/nvidia/params"), []byte("EnableMSI: 1\n"+disabled), 0o600))
+			s := newFixture(t, nvml.Options{SysRoot: sys, ProcRoot: proc, CheckFabricManager: !c.off}, "gpus 2", "gpu * model a100")
 			s.set(strings.Split(c.lines, ",")...)
 			s.list(-1)
+			checkOthers := func() {
+				for _, d := range s.devices {
+					if d.WholeGPU() && d.Index > 0 {
+						_, _ = s.Check(d.GPU)
+					}
+				}
+			}
 			want := func(what string, want device.Fault) {
 				t.Helper()
 				s.wantFault(what+" on the other GPU", 1, want)
 				s.wantFault(what, 0, want)
 			}
 			s.wantFault(c.name+" at first", 0, healthy)
-			_, _ = s.Check(s.id(1))
+			checkOthers()
 			time.Sleep(5*time.Minute - time.Second)
 			s.wantFault(c.name+" for minutes", 0, healthy)
-			_, _ = s.Check(s.id(1))
+			checkOthers()
 			time.Sleep(time.Minute)
-			_, _ = s.Check(s.id(1))
+			checkOthers()
 			s.wantFault(c.name+" for five minutes", 0, c.want)
 			s.clear("fail")
 			s.set("gpu * link 0-17 switch")
 			time.Sleep(deniedInterval)
-			_, _ = s.Check(s.id(1))
+			checkOthers()
 			want(c.name+" started", healthy)
+		})
+	}
+}
+
+// TestFabricFaultEnds checks that the fault of inactive NVLinks ends with its evidence, and with a reset.
+func TestFabricFaultEnds(t *testing.T) {
+	notReady := device.Fault{Reason: "fabric_not_ready", Action: "inspect"}
+	for _, c := range []struct{ name, change string }{
+		{"failing call", "fail nvmlDeviceGetNvLinkState gpu 0 UNKNOWN"},
+		{"failing check of the other GPU", "fail nvmlDeviceGetFieldValues gpu 1 UNKNOWN"},
+		{"partitioned", "gpu 0 mig_mode 1"},
+		{"the other GPU is delisted", "gpus 1"},
+		{"active", "gpu 1 link 0-17 switch"},
+		{"reset", "gpu 0 energy 5"},
+	} {
+		bubble.Test(t, func(t *testing.T) {
+			sys := t.TempDir()
+			bridge := filepath.Join(sys, "bus/pci/devices/0000:c4:00.0")
+			require.NoError(t, os.MkdirAll(bridge, 0o755))
+			require.NoError(t, os.WriteFile(filepath.Join(bridge, "class"), []byte("0x068000\n"), 0o600))
+			require.NoError(t, os.WriteFile(filepath.Join(bridge, "vendor"), []byte("0x10de\n"), 0o600))
+			s := newFixture(t, nvml.Options{SysRoot: sys, CheckFabricManager: true},
+				"gpus 2", "gpu * model a100", "gpu * link 0-17 off", "gpu 0 energy 9000")
+			check := func() {
+				_, _ = s.Check(s.id(0))
+				if len(s.devices) > 1 {
+					_, _ = s.Check(s.id(1))
+				}
+			}
+			s.list(-1)
+			check()
+			time.Sleep(5 * time.Minute)
+			check()
+			s.wantFault(c.name+": before", 0, notReady)
+			s.set(c.change)
+			s.list(-1)
+			time.Sleep(deniedInterval)
+			check()
+			s.wantFault(c.name, 0, healthy)
 		})
 	}
 }

@@ -57,6 +57,7 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	l.assemble(found, count)
 	b.inventory.Store(l.next)
 	b.freeDelisted(old)
+	b.histories.KeepLinks(func(id device.GPU) bool { return next.byID[id] != nil })
 	if len(l.devices) == 0 && count > 0 && !l.explained { // a fault of the driver, rather than of each GPU
 		l.devices = nil
 	}

@@ -21,6 +21,7 @@ type Log struct {
 
 	mu    sync.Mutex
 	kinds map[string]*kind // by PCI address, number and severity; guarded by mu
+	full  bool             // maxKinds was exceeded, and logged; guarded by mu
 }
 
 // kind is a number and severity of one NVSwitch.
@@ -44,6 +45,10 @@ func (l *Log) Record(e Line, at time.Time, historical bool) {
 	k := l.kinds[key]
 	if k == nil {
 		if len(l.kinds) >= maxKinds {
+			if !l.full {
+				l.log.Warn("too many kinds of NVSwitch errors, new kinds are not counted", "limit", maxKinds)
+			}
+			l.full = true
 			return
 		}
 		k = &kind{}

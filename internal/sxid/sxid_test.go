@@ -116,7 +116,8 @@ func FuzzParseLine(f *testing.F) {
 
 // TestLog checks the counts and the newest errors, before and after a start and a loaded driver.
 func TestLog(t *testing.T) {
-	l := sxid.NewLog(slog.New(slog.DiscardHandler))
+	var logged strings.Builder
+	l := sxid.NewLog(slog.New(slog.NewTextHandler(&logged, nil)))
 	begin := time.Unix(1700000000, 0)
 	expect.Equal(t, len(l.Counts()), 0, "series without an error")
 	l.Record(at(20034, sxid.Fatal, 30), begin, true)
@@ -140,5 +141,6 @@ func TestLog(t *testing.T) {
 	for n := range uint32(1000) {
 		l.Record(at(30000+n, sxid.Nonfatal, 0), begin, false)
 	}
+	expect.Equal(t, strings.Count(logged.String(), "too many kinds of NVSwitch errors"), 1, "messages about many kinds")
 	expect.Equal(t, len(l.Counts()), 256, "series of many kinds of errors")
 }

@@ -20,21 +20,6 @@ var checkedFields = [...]metric.FieldKey{
 	remapFailureIndex:      {ID: nvml.FI_DEV_REMAPPED_FAILURE},
 	remapPendingIndex:      {ID: nvml.FI_DEV_REMAPPED_PENDING},
 	retirementPendingIndex: {ID: nvml.FI_DEV_RETIRED_PENDING}, // the same, up to Turing
-	linkStateIndex:         linkState(0),
-}
-
-func linkState(link int) metric.FieldKey {
-	return metric.FieldKey{ID: nvml.FI_DEV_NVLINK_GET_STATE, Scope: metric.ScopeNVLink, N: uint32(link)}
-}
-
-// checkKeys are checkedFields and the states of all further links, which are
-// read only with NeedsFabricManager.
-func checkKeys() []metric.FieldKey {
-	keys := slices.Clone(checkedFields[:])
-	for link := 1; link < metric.MaxNVLinks; link++ {
-		keys = append(keys, linkState(link))
-	}
-	return keys
 }
 
 const (
@@ -43,7 +28,6 @@ const (
 	remapFailureIndex
 	remapPendingIndex
 	retirementPendingIndex
-	linkStateIndex // of the first link; the last index
 )
 
 // HealthCheck is a condition of an unhealthy GPU.
@@ -95,9 +79,10 @@ var healthChecks = [...]HealthCheck{
 		evaluate:  evaluateFabricJoin, Fault: device.Fault{Reason: "fabric_not_joined", Action: xid.ActionInspect},
 	},
 	{
-		fieldIndex: linkStateIndex,
-		Condition:  "before Hopper, with NVSwitches: no unpartitioned GPU has an active NVLink for 5 minutes",
-		evaluate:   evaluateLinkTraining, Fault: device.Fault{Reason: "fabric_not_ready", Action: xid.ActionInspect},
+		valueID: metric.ActiveNVLinks,
+		Condition: "before Hopper, with NVSwitches: no GPU has an active NVLink for 5 minutes, " +
+			"and at least two unpartitioned ones have inactive NVLinks",
+		evaluate: evaluateLinks, Fault: device.Fault{Reason: "fabric_not_ready", Action: xid.ActionInspect},
 	},
 }
 
@@ -112,7 +97,10 @@ var checkCalls = func() []bool {
 	return calls
 }()
 
-func isCheckCall(i int) bool { return checkCalls[i] }
+// isCheckCall reports whether a check of the GPU needs the i-th call.
+func (g *GPUReader) isCheckCall(i int) bool {
+	return checkCalls[i] && (g.CheckFabricManager || !metric.Calls[i].Provides(metric.ActiveNVLinks))
+}
 
 func faultIfSet(_ *GPUReader, c *HealthCheck, value float64, _ time.Time) *device.Fault {
 	if value == 0 {
@@ -167,36 +155,23 @@ func evaluateFabricJoin(g *GPUReader, c *HealthCheck, notJoined float64, now tim
 	return faultIfSet(g, c, notJoined, now)
 }
 
-// evaluateLinkTraining is for GPUs without a state of the fabric: up to HGX
-// A100, the Fabric Manager trains the links to the NVSwitches
+// unknownLinks replaces an unknown number of active NVLinks.
+const unknownLinks = -1
+
+// evaluateLinks is for GPUs without a state of the fabric: up to HGX A100, the
+// Fabric Manager trains the links to the NVSwitches
 // (docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide, "NVSwitch and
 // NVLink Initialization"), and CUDA does not start before
 // (cudaErrorSystemNotReady, 802). The Fabric Manager disables the links of a
 // single GPU with a broken link, which stays usable, so all GPUs count.
-func evaluateLinkTraining(g *GPUReader, c *HealthCheck, _ float64, now time.Time) *device.Fault {
-	since := &g.history.untrainedSince
-	untrained := !g.MIG.Load().Enabled && !g.hasActiveLink()
-	switch {
-	case !untrained:
-		*since = time.Time{}
-	case since.IsZero():
-		*since = now
+func evaluateLinks(g *GPUReader, c *HealthCheck, active float64, now time.Time) *device.Fault {
+	if active == 0 && g.MIG.Load().Enabled { // a partitioned GPU needs no links
+		active = unknownLinks
 	}
-	noneTrained := g.history.node.recordLinks(g.ID, !untrained && !g.MIG.Load().Enabled)
-	if !untrained || !noneTrained || now.Sub(*since) < fabricJoinTimeout {
+	if g.history.recordLinks(g.ID, active, now) < fabricJoinTimeout {
 		return nil
 	}
 	return faultIfSet(g, c, 1, now)
-}
-
-// hasActiveLink reports whether a link is active or asleep, or of unknown state.
-func (g *GPUReader) hasActiveLink() bool {
-	for link := range int(g.links[metric.ScopeNVLink]) {
-		if state, known := g.checkFields.value(linkStateIndex + link); !known || state != nvml.NVLINK_STATE_INACTIVE {
-			return true
-		}
-	}
-	return g.links[metric.ScopeNVLink] == 0
 }
 
 // Check returns an error if the GPU is unhealthy. A single call reads a few
@@ -208,6 +183,7 @@ func (g *GPUReader) Check() (device.ResetEvidence, error) {
 	fault, err := g.runChecks(time.Now())
 	if err != nil {
 		g.forget()
+		g.history.recordLinks(g.ID, unknownLinks, time.Now())
 	} else {
 		g.takeSamples(time.Now())
 	}
@@ -243,7 +219,7 @@ func (g *GPUReader) runChecks(now time.Time) (*device.Fault, error) {
 	unknown := f.failed(remapPendingIndex) || f.failed(retirementPendingIndex)
 	g.repairPending = remap > 0 || retirement > 0 || unknown && g.repairPending
 	g.results = callResults{}
-	g.makeCalls(&g.target, isCheckCall, now)
+	g.makeCalls(&g.target, g.isCheckCall, now)
 	if g.results.aborted {
 		return nil, g.results.failure
 	}
@@ -252,7 +228,8 @@ func (g *GPUReader) runChecks(now time.Time) (*device.Fault, error) {
 
 // evaluateChecks returns the first fault. A fault stands until a value without
 // fault: a partitioned GPU hides remapped rows without repairing them. A
-// recovery action ends with the driver's report.
+// recovery action ends with the driver's report, and a fault of inactive links
+// with an unknown number.
 func (g *GPUReader) evaluateChecks(now time.Time) (first *device.Fault) {
 	g.history.mu.Lock()
 	defer g.history.mu.Unlock()
@@ -264,6 +241,8 @@ func (g *GPUReader) evaluateChecks(now time.Time) (first *device.Fault) {
 			value, known = g.checkFields.value(c.fieldIndex)
 		}
 		switch {
+		case c.valueID == metric.ActiveNVLinks && !known:
+			found[i] = c.evaluate(g, c, unknownLinks, now)
 		case known:
 			found[i] = c.evaluate(g, c, value, now)
 		case c.fieldIndex == recoveryIndex && !g.checkFields.failed(c.fieldIndex):

@@ -29,9 +29,9 @@ type GPUReader struct {
 	// ReportsRecovery is set by a check with a recovery action.
 	ReportsRecovery atomic.Bool
 
-	// NeedsFabricManager is set if the GPU has no state of the fabric, on a node
-	// with NVSwitches. Set before Initialize.
-	NeedsFabricManager bool
+	// CheckFabricManager is set for a check of the NVLinks: the GPU has no state
+	// of the fabric, on a node with NVSwitches. Set before Initialize.
+	CheckFabricManager bool
 
 	// FabricDomain are the labels of the NVLink domain by the newest call; nil:
 	// none yet. They stay if the GPU leaves the domain, as a fault makes it do.
@@ -133,10 +133,6 @@ func (g *GPUReader) makeCalls(t *target, needed func(call int) bool, now time.Ti
 			g.makeCall(i, t, now)
 		}
 	}
-	domain := g.FabricDomain.Load()
-	if uuid, clique := t.latest.FabricDomain(); uuid != "" && (domain == nil || *domain != [2]string{uuid, clique}) {
-		g.FabricDomain.Store(&[2]string{uuid, clique})
-	}
 }
 
 // canFind reports whether the library has the function of the i-th call.
@@ -184,6 +180,12 @@ func (g *GPUReader) makeCall(i int, t *target, now time.Time) {
 	ret := c.Get(t.Handle, &t.latest)
 	newest.record(ret, now)
 	g.recordResult(c.Symbol, ret)
+	if !c.Provides(metric.HasFabric) {
+		return
+	}
+	if uuid, clique := t.latest.FabricDomain(); uuid != "" {
+		g.FabricDomain.Store(&[2]string{uuid, clique})
+	}
 }
 
 // forget forgets all denials and values: denials during trouble prove nothing,

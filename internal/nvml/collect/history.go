@@ -1,6 +1,7 @@
 package collect
 
 import (
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,9 +22,6 @@ type History struct {
 	// notJoinedSince is the time of the first check before joining the fabric;
 	// guarded by mu.
 	notJoinedSince time.Time
-	// untrainedSince is the time of the first check without an active link;
-	// guarded by mu.
-	untrainedSince time.Time
 	node           *Histories
 }
 
@@ -31,9 +29,16 @@ type History struct {
 type Histories struct {
 	mu    sync.Mutex
 	byGPU map[device.GPU]*History // guarded by mu
-	// trained has the unpartitioned GPUs with an active NVLink, by the newest
-	// check with NeedsFabricManager; guarded by mu.
-	trained map[device.GPU]bool
+	// links of the GPUs with a known state, by the newest check with
+	// CheckFabricManager; guarded by mu.
+	links map[device.GPU]linkState
+}
+
+// linkState is the state of a GPU's NVLinks.
+type linkState struct {
+	active        bool      // at least one link is
+	inactiveSince time.Time // the first check without an active link
+	resets        uint64    // of the GPU, at that check
 }
 
 // Of returns the history of a GPU, beginning with the first call.
@@ -41,7 +46,7 @@ func (h *Histories) Of(id device.GPU) *History {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.byGPU == nil {
-		h.byGPU = map[device.GPU]*History{}
+		h.byGPU, h.links = map[device.GPU]*History{}, map[device.GPU]linkState{}
 	}
 	if h.byGPU[id] == nil {
 		h.byGPU[id] = &History{counters: map[int]*monotonicCounter{}, faults: map[int]*device.Fault{}, node: h}
@@ -49,19 +54,39 @@ func (h *Histories) Of(id device.GPU) *History {
 	return h.byGPU[id]
 }
 
-// recordLinks records whether a GPU has an active NVLink, and reports whether no
-// GPU has one.
-func (h *Histories) recordLinks(id device.GPU, active bool) (none bool) {
+// recordLinks records the number of a GPU's active NVLinks, or unknownLinks. It
+// returns the time without an active link since the first check or the newest
+// reset; 0 if any GPU of the node has one, or no other GPU lacks one.
+func (h *History) recordLinks(id device.GPU, active float64, now time.Time) (inactive time.Duration) {
+	node, resets := h.node, h.resets.Load()
+	node.mu.Lock()
+	defer node.mu.Unlock()
+	before, known := node.links[id]
+	delete(node.links, id)
+	if active == unknownLinks {
+		return 0
+	}
+	if !known || before.active || before.resets != resets {
+		before = linkState{inactiveSince: now, resets: resets}
+	}
+	before.active = active > 0
+	node.links[id] = before
+	for _, other := range node.links {
+		if other.active {
+			return 0
+		}
+	}
+	if len(node.links) < 2 {
+		return 0
+	}
+	return now.Sub(before.inactiveSince)
+}
+
+// KeepLinks forgets the NVLinks of GPUs that are not listed.
+func (h *Histories) KeepLinks(listed func(device.GPU) bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.trained == nil {
-		h.trained = map[device.GPU]bool{}
-	}
-	delete(h.trained, id)
-	if active {
-		h.trained[id] = true
-	}
-	return len(h.trained) == 0
+	maps.DeleteFunc(h.links, func(id device.GPU, _ linkState) bool { return !listed(id) })
 }
 
 // AddReset counts a reset of every GPU.

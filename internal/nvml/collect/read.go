@@ -170,7 +170,7 @@ func (g *GPUReader) lacksAllCalls(id metric.ValueID) bool {
 // Initialize reads all values for the first collection. The caller holds Mu.
 func (g *GPUReader) Initialize() {
 	has, now := g.session.Symbols, time.Now()
-	g.checkFields = newFieldReader(has, metric.NewFieldBatch(checkKeys()...), g.mayCheckField)
+	g.checkFields = newFieldReader(has, metric.NewFieldBatch(checkedFields[:]...), g.mayHaveField)
 	g.fields = newFieldReader(has, g.plan.Fields, g.mayHaveField)
 	g.collectedAt = now.Add(time.Minute - gpmIdleTimeout) // the first collection may come within a minute
 	g.readFields(now)
@@ -183,7 +183,7 @@ func (g *GPUReader) Initialize() {
 	}
 }
 
-func (g *GPUReader) needsCall(i int) bool { return g.plan.NeedsCall[i] || checkCalls[i] }
+func (g *GPUReader) needsCall(i int) bool { return g.plan.NeedsCall[i] || g.isCheckCall(i) }
 
 // collect reads the fast values and the due slow values.
 func (g *GPUReader) collect(now time.Time) {
@@ -243,7 +243,6 @@ func (g *GPUReader) findLinks() (found bool) {
 	}
 	if found {
 		g.fields.enable(g.mayHaveField)
-		g.checkFields.enable(g.mayCheckField)
 	}
 	return found
 }
@@ -258,11 +257,6 @@ func (g *GPUReader) mayHaveField(k metric.FieldKey) bool {
 		return false
 	}
 	return k.Scope == metric.ScopeGPU || k.N < g.links[k.Scope]
-}
-
-// mayCheckField reports whether checks read a field.
-func (g *GPUReader) mayCheckField(k metric.FieldKey) bool {
-	return g.mayHaveField(k) && (k.Scope == metric.ScopeGPU || g.NeedsFabricManager)
 }
 
 // readInstance reads the values of an instance. The listing may be seconds old,

@@ -45,6 +45,7 @@ var Functions = slices.Concat(RequiredFunctions, EventFunctions, MIGFunctions, G
 		"nvmlDeviceGetMinorNumber", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetSerial",
 		"nvmlDeviceGetVbiosVersion",
 		"nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetArchitecture", "nvmlDeviceGetPlatformInfo",
+		"nvmlDeviceGetVirtualizationMode",
 		"nvmlDeviceGetMigMode", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo",
 		FieldValuesSymbol, UtilizationSymbol,
 		"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo_v2",

@@ -91,6 +91,7 @@ var sharedCalls = []Call{
 	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, getFabricInfo, valueRange(fabricState, fabricClique)...),
 	newCall("nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, getFabricInfoV2, valueRange(fabricState, fabricClique)...).
 		asFallback(),
+	newCall("nvmlDeviceGetNvLinkState", device.PaceSlow, single(getActiveNVLinks), ActiveNVLinks),
 	// NVML counts only uncorrected SRAM errors of a MIG device, and no volatile
 	// ones of a MIG-enabled GPU (nvml.h, nvmlDeviceGetMemoryErrorCounter).
 	{
@@ -307,6 +308,23 @@ func fabricNumbers(state uint8, status, mask uint32, healthySummary bool) (resul
 	}
 	set(fabricHealthy, boolNumber(healthy))
 	return results
+}
+
+// getActiveNVLinks counts the active NVLinks. The first link without an answer
+// ends them.
+func getActiveNVLinks(d nvml.Device) (active float64, ret nvml.Return) {
+	for link := range nvml.NVLINK_MAX_LINKS {
+		state, ret := d.GetNvLinkState(link)
+		switch {
+		case link > 0 && lib.IsNotSupported(ret):
+			return active, nvml.SUCCESS
+		case ret != nvml.SUCCESS:
+			return 0, ret
+		case state == nvml.FEATURE_ENABLED:
+			active++
+		}
+	}
+	return active, nvml.SUCCESS
 }
 
 // TotalMemory returns the memory of a GPU or of a MIG device in bytes; 0:

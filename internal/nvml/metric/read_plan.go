@@ -67,12 +67,11 @@ func (p *ReadPlan) addRow(r *Row) {
 	}
 }
 
-// NewFieldBatch returns a batch of the keys, each once, with the fast pace, and
-// of links with the slow pace.
+// NewFieldBatch returns a batch of the keys, each once, with the fast pace.
 func NewFieldBatch(keys ...FieldKey) FieldBatch {
 	b := FieldBatch{Index: map[FieldKey]int{}}
 	for _, k := range keys {
-		b.addKey(k, k.Scope == ScopeNVLink)
+		b.addKey(k, false)
 	}
 	return b
 }

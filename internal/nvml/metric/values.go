@@ -51,6 +51,7 @@ const (
 	fabricDomainSecond
 	fabricDomainThird
 	fabricClique
+	ActiveNVLinks // the number of them
 	MIGEnabled
 	MIGPending
 	HasGPM

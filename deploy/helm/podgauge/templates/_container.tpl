@@ -11,7 +11,7 @@
 {{- with $v.health.unhealthyAfter }}{{ $args = append $args (printf "--unhealthy-after=%s" .) }}{{ end }}
 {{- with $v.health.driverRestartAfter }}{{ $args = append $args (printf "--driver-restart-after=%s" .) }}{{ end }}
 {{- with $v.health.notReadyAfter }}{{ $args = append $args (printf "--not-ready-after=%s" .) }}{{ end }}
-{{- if not $v.health.fabricManager }}{{ $args = append $args "--health.fabric-manager=false" }}{{ end }}
+{{- if $v.health.fabricManager }}{{ $args = append $args "--health.fabric-manager" }}{{ end }}
 {{- with $v.allocations.maxAge }}{{ $args = append $args (printf "--allocations.max-age=%s" .) }}{{ end }}
 {{- with $v.incidents.maxAge }}{{ $args = append $args (printf "--incidents.max-age=%s" .) }}{{ end }}
 {{- with $v.incidents.maxCount }}{{ $args = append $args (printf "--incidents.max-count=%d" (int .)) }}{{ end }}
