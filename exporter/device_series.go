@@ -118,8 +118,10 @@ func (d *deviceRendering) renderHealth() {
 		d.deviceSeries.set("nvidia_gpu_health_state", boolValue(d.status.Health == state), state.String())
 	}
 	for _, t := range d.status.Times {
+		state := healthState{d.status.ID, t.Health, t.Reason}
+		d.healthTimes[state] = max(d.healthTimes[state], t.Until(d.snapshot.begin))
 		d.deviceSeries.set("nvidia_gpu_health_state_seconds_total",
-			t.Until(d.snapshot.begin).Seconds(), t.Health.String(), t.Reason)
+			d.healthTimes[state].Seconds(), t.Health.String(), t.Reason)
 	}
 	if !d.status.Since.IsZero() {
 		d.deviceSeries.set("nvidia_gpu_health_since_timestamp_seconds", unixSeconds(d.status.Since))
@@ -169,7 +171,7 @@ func (d *deviceRendering) renderAllocations() {
 
 // allocatedPart returns the part of the GPU that the container of row i has in
 // all rows of the same resource; 0 if an earlier row has it. A replica is 1/n of
-// n replicas, and an allocation of a claim 1/n of n allocations. Claims count as
+// n replicas of its resource, and an allocation of a claim 1/n of n allocations. Claims count as
 // in allocation.Snapshot.State. So all parts of a device add up to at most its own.
 func (d *deviceRendering) allocatedPart(rows []allocation.Allocation, i int) float64 {
 	claims := !slices.ContainsFunc(rows, func(a allocation.Allocation) bool { return !a.Claimed() })
@@ -186,7 +188,8 @@ func (d *deviceRendering) allocatedPart(rows []allocation.Allocation, i int) flo
 			own++
 		}
 	}
-	return d.status.GPUFraction() * float64(own) / float64(max(counted, d.replicas[d.status.ID], 1))
+	replicas := d.replicas[deviceResource{d.status.ID, rows[i].Resource}] // 0 of a claim's driver
+	return d.status.GPUFraction() * float64(own) / float64(max(counted, replicas, 1))
 }
 
 // jobLabels returns the label hpc_job, dcgm-exporter's name, for each HPC job

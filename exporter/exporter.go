@@ -152,16 +152,16 @@ func (e *Exporter) collect(c *scrapeCollection) {
 	defer cancel()
 	readers, processes := e.sources.Readers, e.sources.Processes
 	var allocations allocation.Snapshot
-	var listing sync.WaitGroup
-	listing.Go(func() { allocations = e.sources.ListAllocations(ctx) })
+	var others sync.WaitGroup // sources other than the GPUs
+	others.Go(func() { allocations = e.sources.ListAllocations(ctx) })
 	var ports *sysfs.Reading
-	listing.Go(func() { ports = e.sources.Sysfs.Read(ctx) })
+	others.Go(func() { ports = e.sources.Sysfs.Read(ctx) })
 	gpus := make([]device.GPU, 0, len(c.statuses))
 	for gpu := range byGPU(c.statuses) {
 		gpus = append(gpus, gpu[0].GPU)
 	}
 	readings := readers.Read(ctx, gpus, e.readsProcesses && processes.Visible())
-	listing.Wait()
+	others.Wait()
 	s := &nodeSnapshot{Node: e.node(), begin: c.begin, end: time.Now(), readings: readings, stalled: readers.Stalled}
 	s.Statuses, s.Allocations, s.sysfs = c.statuses, allocations, ports
 	s.stateFile, _ = e.sources.State.StateFile.Get()

@@ -219,6 +219,9 @@ func TestAllocationRatio(t *testing.T) {
 			{"whole GPU", "", "GPU-0", "GPU-0=a/p/c", 0, []string{"GPU-0 a/p/c 1"}},
 			{"replicas of four", "", "GPU-0::0 GPU-0::1 GPU-0::2 GPU-0::3", "GPU-0::0=a/p/c GPU-0::1=a/p/c GPU-0::2=b/q/c", 0, []string{"GPU-0 a/p/c 0.5", "GPU-0 b/q/c 0.25"}},
 			{"unhealthy replicas keep their number", "", "", "GPU-0::0=a/p/c GPU-0::1=b/q/c", 0, []string{"GPU-0 a/p/c 0.25", "GPU-0 b/q/c 0.25"}},
+			{"unhealthy, then forgotten", "", "", "GPU-0::0=a/p/c GPU-0::1=b/q/c", 0, []string{"GPU-0 a/p/c 0.5", "GPU-0 b/q/c 0.5"}},
+			{"two resources with the GPU", "", "GPU-0 example.com/gpu=GPU-0", "GPU-0=a/p/c", 0, []string{"GPU-0 a/p/c 1"}},
+			{"a claim on a GPU with replicas", "", "GPU-0::0 GPU-0::1 GPU-0::2 GPU-0::3", "dra:GPU-0=a/p/c", 0, []string{"GPU-0 a/p/c 1"}},
 			{"an unnamed owner", "", "GPU-0::0 GPU-0::1", "GPU-0::0= GPU-0::1=a/p/c", 0, []string{"GPU-0 a/p/c 0.5"}},
 			{"shares of claims", "", "GPU-0", "dra:GPU-0=a/p/c dra:GPU-0=b/q/c dra:GPU-0=b/r/c dra:GPU-0=b/s/c", 0, []string{"GPU-0 a/p/c 0.25", "GPU-0 b/q/c 0.25", "GPU-0 b/r/c 0.25", "GPU-0 b/s/c 0.25"}},
 			{"a claim beside a device plugin", "", "GPU-0", "GPU-0=a/p/c dra:GPU-0=b/q/c", 0, []string{"GPU-0 a/p/c 1"}},
@@ -241,6 +244,12 @@ func TestAllocationRatio(t *testing.T) {
 				d.advertise("GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-0::3")
 				scrape(t, handler)
 				time.Sleep(time.Minute)
+			}
+			if strings.HasSuffix(c.name, "forgotten") {
+				all := d.statuses
+				d.publish(func([]device.Status) { d.statuses = nil })
+				scrape(t, handler)
+				d.publish(func([]device.Status) { d.statuses = all })
 			}
 			d.allocate(strings.Fields(c.rows)...)
 			d.advertise(strings.Fields(c.advertised)...)
@@ -271,6 +280,25 @@ func TestHealthTimes(t *testing.T) {
 				fmt.Sprint("health_state_seconds_total GPU-0 - ", seconds, " state=unhealthy reason=xid_79"))
 			time.Sleep(45 * time.Second)
 		}
+	})
+}
+
+// TestHealthTimesNeverDecrease covers a scrape between the time of a change and its publication.
+func TestHealthTimesNeverDecrease(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		d.publish(func(s []device.Status) { s[0].Times = s[0].Times.Enter(device.Healthy, "", time.Now()) })
+		handler := d.handler(exporter.Options{})
+		time.Sleep(10 * time.Second)
+		change := time.Now()
+		time.Sleep(2 * time.Second)
+		assertSeries(t, scrape(t, handler), "health_state_seconds_total GPU-0 - 12 state=healthy reason=")
+		d.publish(func(s []device.Status) { s[0].Times = s[0].Times.Enter(device.Unhealthy, "xid_79", change) })
+		assertSeries(t, scrape(t, handler), "health_state_seconds_total GPU-0 - 12 state=healthy reason=",
+			"health_state_seconds_total GPU-0 - 2 state=unhealthy reason=xid_79")
+		d.publish(func(s []device.Status) { s[0].Times = s[0].Times.Enter(device.Healthy, "", time.Now()) })
+		time.Sleep(5 * time.Second)
+		assertSeries(t, scrape(t, handler), "health_state_seconds_total GPU-0 - 15 state=healthy reason=")
 	})
 }
 

@@ -134,12 +134,16 @@ func (d *scrapeFixture) allocate(rows ...string) {
 	d.setAllocations(a)
 }
 
-// advertise sets the ids of device plugins.
+// advertise sets the ids of device plugins, from rows of "id" or "resource=id".
 func (d *scrapeFixture) advertise(ids ...string) {
 	a := d.allocations
 	a.Resources.AllocatableKnown, a.Resources.Allocatable.Devices = true, nil
-	for _, id := range ids {
-		a.Resources.Allocatable.Devices = append(a.Resources.Allocatable.Devices, allocation.ResourceDevice{Resource: "nvidia.com/gpu", ID: id})
+	for _, row := range ids {
+		resource, id, ok := strings.Cut(row, "=")
+		if !ok {
+			resource, id = "nvidia.com/gpu", row
+		}
+		a.Resources.Allocatable.Devices = append(a.Resources.Allocatable.Devices, allocation.ResourceDevice{Resource: resource, ID: id})
 	}
 	d.setAllocations(a)
 }

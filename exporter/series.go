@@ -2,6 +2,7 @@ package exporter
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -39,12 +40,29 @@ type snapshotSeries struct {
 	portMetrics []device.Metric // of RDMA ports
 	portTraffic *attribution
 	snapshot    *nodeSnapshot
-	// replicas are the numbers of ids that device plugins advertise for a device.
-	// The kubelet lists only healthy ids, so an unhealthy device keeps its number.
-	replicas map[device.ID]int
+	// replicas are the numbers of ids that a device plugin advertises for a device
+	// of the newest listing. The kubelet lists only healthy ids, so an unhealthy
+	// device keeps its number.
+	replicas map[deviceResource]int
+	// healthTimes are the exported times in health states: a collection may read
+	// the statuses from before a change, with a later time than the change's.
+	healthTimes map[healthState]time.Duration
 	// seriesLeft is how many more series may be added, and seriesDropped how many
 	// were not.
 	seriesLeft, seriesDropped int
+}
+
+// deviceResource is a device of a resource.
+type deviceResource struct {
+	device   device.ID
+	resource string
+}
+
+// healthState is a state of a device.
+type healthState struct {
+	device device.ID
+	health device.Health
+	reason string
 }
 
 // family is a metric family with its series in the current snapshot.
@@ -67,7 +85,7 @@ func newSnapshotSeries(s *Sources, o *Options, a *attribution) *snapshotSeries {
 	r := &snapshotSeries{
 		options: o, node: s.State, attribution: a, processes: s.Processes, byName: map[string]*family{},
 		portMetrics: sysfs.PortMetrics(),
-		replicas:    map[device.ID]int{},
+		replicas:    map[deviceResource]int{}, healthTimes: map[healthState]time.Duration{},
 	}
 	r.portTraffic = newAttribution(r.portMetrics)
 	for _, m := range s.Metrics {
@@ -105,15 +123,16 @@ func (r *snapshotSeries) addFamily(f Family, excluded bool) *family {
 // begin begins the series of a snapshot.
 func (r *snapshotSeries) begin(s *nodeSnapshot) {
 	r.snapshot, r.seriesLeft, r.seriesDropped = s, r.options.SeriesLimit, 0
-	listed := map[device.ID]int{}
+	listed, known := map[deviceResource]int{}, map[device.ID]bool{}
 	for _, d := range s.Allocations.Resources.Allocatable.Devices {
-		listed[device.AdvertisedID(d.ID).Device()]++
+		listed[deviceResource{device.AdvertisedID(d.ID).Device(), d.Resource}]++
 	}
 	for _, status := range s.Statuses {
-		if n := listed[status.ID]; n > 0 {
-			r.replicas[status.ID] = n
-		}
+		known[status.ID] = true
 	}
+	maps.Copy(r.replicas, listed)
+	maps.DeleteFunc(r.replicas, func(d deviceResource, _ int) bool { return !known[d.device] })
+	maps.DeleteFunc(r.healthTimes, func(h healthState, _ time.Duration) bool { return !known[h.device] })
 }
 
 // end returns the families with series.

@@ -14,7 +14,9 @@ func (r *snapshotSeries) renderSysfs(s *nodeSnapshot) {
 	for _, p := range s.sysfs.Ports {
 		unowned, owner := r.group(ownerLabels(allocation.Owner{})), owners[p.Device]
 		owned := r.group(ownerLabels(owner))
-		unowned.set("podgauge_rdma_port_info", 1, p.Device, p.Port, p.LinkLayer, p.PCI)
+		if p.LinkLayer != "" { // otherwise a NIC that hangs would have another series
+			unowned.set("podgauge_rdma_port_info", 1, p.Device, p.Port, p.LinkLayer, p.PCI)
+		}
 		for _, sample := range p.Samples {
 			group, value := owned, sample.Value
 			switch m := &r.portMetrics[sample.Metric]; {

@@ -32,7 +32,7 @@ var scriptActions = map[string]scriptAction{
 	"pod":    {"NAMESPACE/NAME CONTAINER=COUNT[,RESOURCE]… [rdma=NIC,…] [idle]", 2, unlimitedArgs, runPod},
 	"fail":   {"NAMESPACE/NAME", 1, 1, onPod(failPod)},
 	"finish": {"NAMESPACE/NAME", 1, 1, onPod((*kubelet.Kubelet).EndPod)},
-	"delete": {"NAMESPACE/NAME", 1, 1, onPod((*kubelet.Kubelet).DeletePod)},
+	"delete": {"NAMESPACE/NAME", 1, 1, deletePod},
 
 	"set":       {"DEVICE ROW VALUE", 3, 3, onDevice(setRow((*Machine).SetValue))},
 	"rise":      {"DEVICE ROW PER_SECOND", 3, 3, onDevice(setRow((*Machine).SetRate))},
@@ -131,6 +131,14 @@ func onPod(do func(k *kubelet.Kubelet, p kubelet.PodSpec) error) actionFunc {
 		}
 		return do(n.Kubelet, p)
 	}
+}
+
+func deletePod(_ context.Context, n *VirtualNode, args []string) error {
+	p, err := parsePod(args[0])
+	if err != nil {
+		return err
+	}
+	return n.sysfs.deletePod(p)
 }
 
 // failPod ends all containers with status 1.
@@ -296,6 +304,9 @@ func changeNICs(_ context.Context, n *VirtualNode, args []string) error {
 // startUnattributed starts a process outside all containers: foreign use of an
 // allocated device, and leaked memory on an unallocated one.
 func startUnattributed(_ context.Context, n *VirtualNode, args []string) error {
+	if n.ProcessTable == nil {
+		return errors.New("the processes of this node are not simulated")
+	}
 	id, err := n.findDevice(args[0])
 	if err != nil {
 		return err

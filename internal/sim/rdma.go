@@ -137,6 +137,14 @@ func (s *sysfs) claim(pod kubelet.PodSpec, nics ...int) kubelet.ClaimSpec {
 	return c
 }
 
+// deletePod deletes a pod. Its NICs are idle from now on.
+func (s *sysfs) deletePod(p kubelet.PodSpec) error {
+	s.mu.Lock()
+	delete(s.byPod, p.Namespace+"/"+p.Name)
+	s.mu.Unlock()
+	return s.kubelet.DeletePod(p)
+}
+
 // parseNICs parses "0,1".
 func parseNICs(text string) (nics []int, err error) {
 	for part := range strings.SplitSeq(text, ",") {

@@ -100,7 +100,7 @@ func (w *workload) start(ctx context.Context) {
 	}
 	if err := w.Kubelet.RunPod(ctx, p); err != nil {
 		w.log.Info("simulated: pod does not run", "pod", p.Name, "err", err)
-		w.Kubelet.DeletePod(p) //nolint:errcheck // the pod is gone already
+		w.sysfs.deletePod(p) //nolint:errcheck // the pod is gone already
 		return
 	}
 	w.pods = append(w.pods, p)
@@ -108,6 +108,6 @@ func (w *workload) start(ctx context.Context) {
 
 func (w *workload) stop() {
 	i := rand.IntN(len(w.pods))
-	w.Kubelet.DeletePod(w.pods[i]) //nolint:errcheck // the pod is gone already
+	w.sysfs.deletePod(w.pods[i]) //nolint:errcheck // the pod is gone already
 	w.pods = slices.Delete(w.pods, i, i+1)
 }

@@ -3,6 +3,7 @@ package sysfs
 import (
 	"io/fs"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -58,7 +59,11 @@ func (c *collection) label(file string) string {
 	return label
 }
 
+// addSensor adds a sensor, unless an earlier one has the same name.
 func (c *collection) addSensor(file string, scale float64, s Sensor) {
+	if slices.ContainsFunc(c.reading.Sensors, func(o Sensor) bool { o.Value = 0; return o == s }) {
+		return
+	}
 	content, err := c.file(file)
 	value := int64(0)
 	if err == nil {

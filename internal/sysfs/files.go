@@ -1,6 +1,7 @@
 package sysfs
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -13,9 +14,9 @@ const (
 	// fileTimeout is how long a reading waits for a file: a file of a NIC is a
 	// call to its driver or firmware.
 	fileTimeout = 50 * time.Millisecond
-	// maxHanging bounds the reads that do not return, each of which has a
-	// thread.
-	maxHanging   = 8
+	// maxHanging bounds the reads that do not return, each of which has a thread
+	// and is the only one of its device.
+	maxHanging   = 64
 	maxFileBytes = 4096
 	maxEntries   = 256 // of a folder, and ports; further ones are ignored
 )
@@ -25,14 +26,15 @@ type files struct {
 	root fs.FS
 
 	mu      sync.Mutex
-	pending map[string]bool // the files that are being read; guarded by mu
+	pending map[string]bool // the devices of the files that are being read; guarded by mu
 }
 
-// file returns the content of a file. A read that hangs is not repeated until
-// it returns.
+// file returns the content of a file. While a read hangs, no file of its device
+// is read.
 func (f *files) file(path string) (string, error) {
-	if !f.begin(path) {
-		return "", fmt.Errorf("read %s: an earlier read does not return", path)
+	device := strings.Join(strings.SplitN(path, "/", 4)[:3], "/") // class/infiniband/mlx5_0
+	if err := f.begin(device); err != nil {
+		return "", fmt.Errorf("read %s: %w", path, err)
 	}
 	type result struct {
 		content []byte
@@ -48,7 +50,7 @@ func (f *files) file(path string) (string, error) {
 		}
 		read.err = err
 		f.mu.Lock()
-		delete(f.pending, path)
+		delete(f.pending, device)
 		f.mu.Unlock()
 		results <- read
 	}()
@@ -60,15 +62,18 @@ func (f *files) file(path string) (string, error) {
 	}
 }
 
-// begin reports whether a read of a file may begin.
-func (f *files) begin(path string) bool {
+// begin begins a read of a device's file, or returns why it may not begin.
+func (f *files) begin(device string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.pending[path] || len(f.pending) >= maxHanging {
-		return false
+	switch {
+	case f.pending[device]:
+		return errors.New("an earlier read of the device does not return")
+	case len(f.pending) >= maxHanging:
+		return fmt.Errorf("reads of %d other devices do not return", maxHanging)
 	}
-	f.pending[path] = true
-	return true
+	f.pending[device] = true
+	return nil
 }
 
 // collection is a running reading.

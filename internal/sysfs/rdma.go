@@ -86,12 +86,17 @@ func (c *collection) readRDMA() {
 	}
 }
 
-// readPort reads a port. A value that cannot be read is left out.
+// readPort reads a port. A value that cannot be read is left out. It is missing
+// unless the driver lacks the file, as efa lacks counters of errors.
 func (c *collection) readPort(folder string, p Port) {
-	p.LinkLayer, _ = c.file(folder + "/link_layer")
+	var err error
+	if p.LinkLayer, err = c.file(folder + "/link_layer"); err != nil {
+		c.miss(err)
+	}
 	id := device.ID(p.Device + "/" + p.Port)
+	hasCounters := false // the drivers' bytes come before the errors
 	for metric := range portRows {
-		var failures error
+		var failure error
 		for _, s := range portRows[metric].sources {
 			text, err := c.file(folder + "/" + s.file)
 			value := 0.0
@@ -100,13 +105,15 @@ func (c *collection) readPort(folder string, p Port) {
 			}
 			if err == nil {
 				p.Samples = append(p.Samples, device.Sample{Device: id, Metric: metric, Value: value * s.scale})
-				failures = nil
+				failure, hasCounters = nil, portRows[metric].kind != device.Gauge
 				break
 			}
-			failures = errors.Join(failures, err)
+			if failure == nil || errors.Is(failure, fs.ErrNotExist) {
+				failure = err
+			}
 		}
-		if failures != nil {
-			c.miss(failures)
+		if failure != nil && (!hasCounters || !errors.Is(failure, fs.ErrNotExist)) {
+			c.miss(failure)
 		}
 	}
 	c.reading.Ports = append(c.reading.Ports, p)

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// waitTimeout is how long a scrape waits for a reading. A later scrape
-	// shows a slower reading.
+	// waitTimeout is how long the scrape that begins a reading waits for it. A
+	// later scrape shows a slower reading.
 	waitTimeout = 200 * time.Millisecond
 	maxAge      = 60 * time.Second // of an exported reading
 	logInterval = time.Hour
@@ -37,8 +37,8 @@ type Reader struct {
 	log     *loglimit.Limiter[string]
 
 	mu      sync.Mutex
-	newest  *Reading      // the newest complete reading; guarded by mu
-	running chan struct{} // closed at the end of the running reading; nil: none; guarded by mu
+	newest  *Reading // the newest complete reading; guarded by mu
+	running bool     // a reading; guarded by mu
 }
 
 // New returns a Reader. Nothing is opened before the first Read.
@@ -49,7 +49,8 @@ func New(o Options) *Reader {
 }
 
 // Read returns a new reading, or the newest one of the last minute if the new
-// one takes over 200 ms; nil: none. A nil Reader has no reading.
+// one takes over 200 ms; nil: none. While a reading runs, Read returns the
+// newest one at once. A nil Reader has no reading.
 func (r *Reader) Read(ctx context.Context) *Reading {
 	if r == nil {
 		return nil
@@ -57,18 +58,18 @@ func (r *Reader) Read(ctx context.Context) *Reading {
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	r.mu.Lock()
-	if r.running == nil {
-		r.running = make(chan struct{})
-		go r.read(r.running)
-	}
-	ended := r.running
-	r.mu.Unlock()
-	select {
-	case <-ended:
-	case <-ctx.Done():
-	}
-	r.mu.Lock()
 	defer r.mu.Unlock()
+	if !r.running {
+		r.running = true
+		ended := make(chan struct{})
+		go r.read(ended)
+		r.mu.Unlock()
+		select {
+		case <-ended:
+		case <-ctx.Done():
+		}
+		r.mu.Lock()
+	}
 	if r.newest == nil || time.Since(r.newest.At) >= maxAge {
 		return nil
 	}
@@ -89,6 +90,6 @@ func (r *Reader) read(ended chan struct{}) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.newest, r.running = c.reading, nil
+	r.newest, r.running = c.reading, false
 	close(ended)
 }

@@ -24,7 +24,7 @@ type Reading struct {
 // Port is a port of an RDMA device.
 type Port struct {
 	Device, Port string // "mlx5_0", "1"
-	LinkLayer    string // "InfiniBand" or "Ethernet"
+	LinkLayer    string // "InfiniBand" or "Ethernet"; empty: not read
 	PCI          string // address; otherwise the name of the parent: mlx5_core.sf.4
 	Samples      []device.Sample
 }

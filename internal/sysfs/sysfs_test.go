@@ -186,6 +186,7 @@ func TestSensors(t *testing.T) {
 	hwmon("hwmon5", "CPU Rail Power in uW socket 1", "70000000")
 	hwmon("hwmon6", "Total CPU Energy In uJ socket 0", "1000000")
 	hwmon("hwmon7", "Power Supply", "1000000")
+	hwmon("hwmon7b", "CPU power socket 0", "1000000") // the name of an earlier one
 	hwmon("hwmon8", "DRAM Power in uW socket 1", "unknown")
 	s.write("class/hwmon/hwmon0/name", "nvme\n")
 	for i, zone := range [][2]string{{"Skt0 CPU0", "45500"}, {"Skt0 TJMax", "51000"}, {"Skt0 TLimit", "40000"}, {"Skt 1 SOC0", "-500"}} {
@@ -235,8 +236,8 @@ func newHangingFS(hang func(string) bool) *hangingFS {
 	return &hangingFS{MapFS: fstest.MapFS(newTree()), hang: hang, released: make(chan struct{})}
 }
 
-// TestHangingFile checks that a file that hangs drops its value only, delays a scrape once, is not read again until it returns, and is one line
-// in the log.
+// TestHangingFile checks that a file that hangs drops the later values of its device only, delays a scrape once, that no file of the device is
+// read until it returns, and that it is one line in the log.
 func TestHangingFile(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f := newHangingFS(func(path string) bool { return strings.HasSuffix(path, "mlx5_0/ports/1/counters/symbol_error") })
@@ -246,14 +247,18 @@ func TestHangingFile(t *testing.T) {
 		begin := time.Now()
 		first := r.Read(t.Context())
 		expect.Equal(t, time.Since(begin), 50*time.Millisecond)
-		expect.Equal(t, values(first, "mlx5_0"), "[1 5 5e+10 4000 8000 1 2 - 4 5 6 7 8]")
+		expect.Equal(t, values(first, "mlx5_0"), "[1 5 5e+10 4000 8000 1 2 - - - - - -]")
 		expect.Equal(t, values(first, "mlx5_1"), "[1 5 5e+10 4000 8000 1 2 3 4 5 6 7 8]")
 		for range 10 {
 			begin, opened := time.Now(), f.opened.Load()
-			expect.Equal(t, values(r.Read(t.Context()), "mlx5_0"), values(first, "mlx5_0"))
+			later := r.Read(t.Context())
+			expect.Equal(t, values(later, "mlx5_0"), "[- - - - - - - - - - - - -]")
+			expect.Equal(t, values(later, "mlx5_1"), "[1 5 5e+10 4000 8000 1 2 3 4 5 6 7 8]")
+			expect.Equal(t, later.Ports[0].LinkLayer+later.Ports[1].LinkLayer, "InfiniBand", "the link layer of a NIC that hangs")
 			expect.Equal(t, time.Since(begin), 0, "delay of a later scrape")
 			expect.Equal(t, f.opened.Load()-opened < opened, true, "another read of the file")
 		}
+		expect.Contains(t, log.String(), "ports/1/counters/symbol_error: no answer within 50ms")
 		expect.Equal(t, strings.Count(log.String(), "\n"), 1, log.String())
 		close(f.released)
 		synctest.Wait()
@@ -261,7 +266,7 @@ func TestHangingFile(t *testing.T) {
 	})
 }
 
-// TestHangingFolder checks that a scrape waits 200 ms, and that no reading is older than a minute.
+// TestHangingFolder checks that only the scrape that begins a reading waits, 200 ms, and that no reading is older than a minute.
 func TestHangingFolder(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var hangs atomic.Bool
@@ -272,6 +277,10 @@ func TestHangingFolder(t *testing.T) {
 		begin := time.Now()
 		expect.Equal(t, r.Read(t.Context()), first)
 		expect.Equal(t, time.Since(begin), 200*time.Millisecond)
+		for range 10 {
+			expect.Equal(t, r.Read(t.Context()), first)
+		}
+		expect.Equal(t, time.Since(begin), 200*time.Millisecond, "with the waits of later scrapes")
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		time.Sleep(59 * time.Second)
@@ -285,20 +294,60 @@ func TestHangingFolder(t *testing.T) {
 	})
 }
 
-// TestHangingDriver checks that at most eight reads hang, and that a slow reading ends.
+// TestHangingDriver checks that at most 64 reads hang, and that a slow reading ends.
 func TestHangingDriver(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		f := newHangingFS(func(path string) bool { return strings.Contains(path, "counters/") })
+		s := tree{}
+		for i := range 70 {
+			s.add(fmt.Sprintf("mlx5_%d", i), fmt.Sprintf("0000:%02x:00.0", i), "", infiniband)
+		}
+		var hanging atomic.Int32
+		f := newHangingFS(func(path string) bool {
+			hangs := strings.HasSuffix(path, "counters/symbol_error")
+			if hangs {
+				hanging.Add(1)
+			}
+			return hangs
+		})
+		f.MapFS = fstest.MapFS(s)
 		r := sysfs.New(sysfs.Options{Root: f, RDMA: true, Log: slog.New(slog.DiscardHandler)})
 		expect.Equal(t, r.Read(t.Context()), nil)
-		time.Sleep(time.Second)
-		opened := f.opened.Load()
-		expect.Equal(t, values(r.Read(t.Context()), "mlx5_0"), "[- - - - - - - - - - - - -]")
-		expect.Equal(t, f.opened.Load(), opened, "opened while eight reads hang")
+		for range 10 {
+			time.Sleep(time.Minute)
+			expect.Equal(t, len(r.Read(t.Context()).Ports), 70)
+			expect.Equal(t, hanging.Load(), 64)
+		}
 		close(f.released)
 		synctest.Wait()
-		expect.Equal(t, values(r.Read(t.Context()), "mlx5_0"), "[1 5 5e+10 4000 8000 1 2 3 4 5 6 7 8]")
+		reading := r.Read(t.Context())
+		for i := range 70 {
+			expect.Equal(t, values(reading, fmt.Sprintf("mlx5_%d", i)), "[1 5 5e+10 4000 8000 1 2 3 4 5 6 7 8]")
+		}
 	})
+}
+
+// TestMissingFiles checks that files that a driver lacks are not in the log, and that counters missing in a network namespace are.
+func TestMissingFiles(t *testing.T) {
+	other := tree{}
+	other.add("mlx5_0", "0000:3b:00.0", "", map[string]string{"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "1 Gb/sec", "link_layer": "x"})
+	unparsable := newTree()
+	unparsable.write("devices/pci0000:00/0000:3b:00.0/infiniband/mlx5_0/ports/1/counters/port_xmit_data", "N/A (no PMA)")
+	for _, c := range []struct {
+		name string
+		tree tree
+		want string
+	}{
+		{"mlx5 and efa", newTree(), ""},
+		{"another network namespace", other, "values=10"},
+		{"unparsable", unparsable, "values=1 "},
+	} {
+		bubble.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			sysfs.New(sysfs.Options{Root: fstest.MapFS(c.tree), RDMA: true, Log: slog.New(slog.NewTextHandler(&log, nil))}).Read(t.Context())
+			expect.Contains(t, log.String(), c.want, c.name)
+			expect.Equal(t, log.Len() == 0, c.want == "", c.name, log.String())
+		})
+	}
 }
 
 // TestRoot checks that a link out of the folder is not followed, and that links of the kernel are.
@@ -330,6 +379,7 @@ func TestLimits(t *testing.T) {
 	}
 	reading := r.Read(context.Background())
 	for reading == nil {
+		time.Sleep(time.Millisecond)
 		reading = r.Read(t.Context())
 	}
 	expect.Equal(t, len(reading.Ports), 256)
