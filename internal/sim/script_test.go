@@ -283,14 +283,16 @@ func TestControl(t *testing.T) {
 	}
 	const realKubelet = "the kubelet and the pods of this node are not simulated"
 	for line, want := range map[string]string{
-		"machine t4":       `line 1: unknown action "machine"`,
-		"reset 2":          `"2" is not a device`,
-		"reset team/train": realKubelet,
-		"pod team/a x=1":   realKubelet,
-		"pod a x=1":        `"a": expected NAMESPACE/NAME`,
-		"fail team/train":  realKubelet,
-		"finish train":     `"train": expected NAMESPACE/NAME`,
-		"kubelet restarts": realKubelet,
+		"machine t4":        `line 1: unknown action "machine"`,
+		"reset 2":           `"2" is not a device`,
+		"reset team/train":  realKubelet,
+		"pod team/a x=1":    realKubelet,
+		"pod a x=1":         `"a": expected NAMESPACE/NAME`,
+		"fail team/train":   realKubelet,
+		"finish train":      `"train": expected NAMESPACE/NAME`,
+		"delete team/train": realKubelet,
+		"process 0 1000":    "the processes of this node are not simulated",
+		"kubelet restarts":  realKubelet,
 	} {
 		expect.Equal(t, fmt.Sprint(send(line)), want, line)
 	}

@@ -78,7 +78,9 @@ var valueRules = []valueRule{
 	{"clock_max_hertz", all, func(g *simGPU) float64 { return g.model.maxSM }},
 	{"performance_state", all, nil},
 
-	{"pcie_transmit_bytes_total", fromAmpere, func(g *simGPU) float64 { return g.model.pcieBytes / 2 * g.trafficSeconds }},
+	{"pcie_transmit_bytes_total", fromAmpere, func(g *simGPU) float64 {
+		return g.model.pcieBytes / 2 * g.trafficSeconds
+	}},
 	{"pcie_receive_bytes_total", fromAmpere, func(g *simGPU) float64 { return g.model.pcieBytes * g.trafficSeconds }},
 	{"pcie_link_generation pcie_link_generation_max", all, func(g *simGPU) float64 { return g.model.pcieGeneration }},
 	{"pcie_link_width pcie_link_width_max", all, constant(16)},
