@@ -73,10 +73,12 @@ func newTree() tree {
 	return s
 }
 
-// read returns a reading.
-func read(t testing.TB, root fs.FS) *sysfs.Reading {
+// read returns a reading, regardless of the load of the machine.
+func read(t *testing.T, root fs.FS) (reading *sysfs.Reading) {
 	t.Helper()
-	reading := sysfs.New(sysfs.Options{Root: root, RDMA: true, CPU: true, Log: slog.New(slog.DiscardHandler)}).Read(t.Context())
+	bubble.Test(t, func(t *testing.T) {
+		reading = sysfs.New(sysfs.Options{Root: root, RDMA: true, CPU: true, Log: slog.New(slog.DiscardHandler)}).Read(t.Context())
+	})
 	if reading == nil {
 		t.Fatal("no reading")
 	}
@@ -405,8 +407,11 @@ func FuzzAllocations(f *testing.F) {
 	f.Add("rdma/hca", "17", "")
 	f.Add("dra.net", "../../etc", "=")
 	f.Add("dra.net", "/sys/class/infiniband/mlx5_0", "a/b=../mlx5_0")
-	r := read(f, fstest.MapFS(newTree()))
+	var r *sysfs.Reading
 	f.Fuzz(func(t *testing.T, resource, id, cdi string) {
+		if r == nil {
+			r = read(t, fstest.MapFS(newTree()))
+		}
 		s := allocation.ResourceSet{
 			Devices: []allocation.ResourceDevice{{Resource: resource, ID: id}},
 			Claims:  []allocation.Claim{{Driver: resource, Device: id, CDI: []string{cdi}}},
