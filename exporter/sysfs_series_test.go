@@ -99,7 +99,7 @@ func TestRDMAOwners(t *testing.T) {
 			d.allocateNICs("dra.net mlx5_0=n/b/c")
 			assertSeries(t, next("1600"), series(received, "n/b/c", 0, "400"))
 			assertSeries(t, next("10"), series(received, "n/b/c", 0, "440")) // the driver was reloaded
-			delete(root, "class/infiniband/mlx5_1/ports/1/link_layer") // as if it hung: the info has no other series
+			delete(root, "class/infiniband/mlx5_1/ports/1/link_layer")       // as if it hung: the info has no other series
 			text := next("10")
 			assertSeries(t, text, series(up, "", 1, "1"),
 				`podgauge_rdma_port_info{container="",device="mlx5_0",link_layer="InfiniBand",namespace="",pci_bus_id="0000:3a:00.0",pod="",port="1"} 1`)
