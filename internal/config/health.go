@@ -63,19 +63,21 @@ func (p *XidPolicies) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// Policy returns the policy of an Xid. An Xid in NVIDIA's list of ignored Xids
+// Policy returns the policy of an Xid. Below a threshold, the lists apply. An Xid in NVIDIA's list of ignored Xids
 // is still recorded as an incident.
 func (h HealthConfig) Policy(xid uint64) device.XidPolicy {
-	p, found := h.Xids[xid]
+	byLists := device.PolicyDefault
 	switch {
-	case found:
-		return p
 	case listsXid(h.Enabled, xid):
-		return device.XidPolicy{Policy: device.PolicyUnhealthy}
+		byLists = device.PolicyUnhealthy
 	case listsXid(h.Ignored, xid):
-		return device.XidPolicy{Policy: device.PolicyWarn}
+		byLists = device.PolicyWarn
 	}
-	return device.XidPolicy{}
+	if p, found := h.Xids[xid]; found {
+		p.Below = byLists
+		return p
+	}
+	return device.XidPolicy{Policy: byLists}
 }
 
 func listsXid(list []string, xid uint64) bool {

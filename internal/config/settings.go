@@ -115,7 +115,8 @@ func podgaugeSettings(s *Settings, l *FileLocation) []setting {
 			"`xids` that make a device unhealthy, or all; overrides --disable-health-checks"),
 		// Settings of podgauge.
 		row("podgauge.xids", fromFile(&s.Health.Xids),
-			"policy for single Xids: ignore, warn or unhealthy, for all or from a number of reports; overrides both lists"),
+			"policy for single Xids: ignore, warn or unhealthy, at each report or from the Nth within a time; "+
+				"overrides both lists"),
 		row("include-devices INCLUDE_DEVICES podgauge.select.include",
 			list(&s.DeviceFilter.Include, ParseDeviceSelector),
 			"`devices` to advertise (default all), by index, UUID, PCI address or model:GLOB"),

@@ -232,6 +232,10 @@ func TestXidThreshold(t *testing.T) {
 		expect.Equal(t, l.Settings.Health.Policy(31), want, text)
 		expect.Equal(t, l.Settings.Health.Policy(13), device.XidPolicy{}, "another Xid")
 	}
+	for name, below := range map[string]device.Policy{"disableHealthChecks": device.PolicyWarn, "enableHealthChecks": unhealthy} {
+		l := mustLoad(t, "version: v1\npodgauge: {xids: {31: unhealthy at 3 in 24h}, "+name+": all}\n")
+		expect.Equal(t, l.Settings.Health.Policy(31), device.XidPolicy{Policy: unhealthy, Count: 3, Window: 24 * time.Hour, Below: below}, name)
+	}
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

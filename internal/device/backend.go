@@ -127,11 +127,12 @@ const (
 	PolicyUnhealthy               // mark the device unhealthy until a reset
 )
 
-// XidPolicy is a policy that applies from the Count-th report of a device within Window. Count 0: to each report.
+// XidPolicy is a policy that applies at each report, or from the Count-th report of a device within Window.
 type XidPolicy struct {
 	Policy Policy
-	Count  int
+	Count  int // 0: at each report
 	Window time.Duration
+	Below  Policy // of reports before the Count-th
 }
 
 // Fault is the error of a Check of a GPU that answers.

@@ -71,7 +71,7 @@ func (e *engine) mark(g *trackedGPU, id device.ID, s *healthState, ev evidence) 
 	next, tr := s.apply(ev, e.now)
 	*s = next
 	if tr.to == device.Healthy && (tr.previous.isFault() || ev.kind == evidenceTrusted) {
-		g.xidsOverAt = e.now
+		g.endXids(id, e.now)
 	}
 	switch {
 	case tr.newCause && s.cause.isFault():

@@ -22,22 +22,12 @@ const (
 type eventCounter struct {
 	device.Xid  // Code is 0 if the event is no Xid
 	kind        string
-	reason      string         // of a fault by such an event
-	source      string         // of the newest counted report
-	device      device.ID      // of the newest counted report
-	countedAt   time.Time      // time of the newest counted report
-	undecidedAt time.Time      // of the newest report with SeverityUndecided
-	recent      []recentReport // the newest counted reports, oldest first, if a policy has a threshold
+	reason      string    // of a fault by such an event
+	source      string    // of the newest counted report
+	device      device.ID // of the newest counted report
+	countedAt   time.Time // time of the newest counted report
+	undecidedAt time.Time // of the newest report with SeverityUndecided
 }
-
-// recentReport is a report that counts towards the threshold of a policy.
-type recentReport struct {
-	device device.ID
-	at     time.Time
-}
-
-// maxRecentReports allows the largest threshold for each MIG device of a GPU.
-const maxRecentReports = 8 * 100
 
 // reasonOf returns the reason of a fault by the event.
 func reasonOf(e device.Event) string {
@@ -67,21 +57,6 @@ func (c *eventCounter) record(e device.Event, at, now time.Time) bool {
 	}
 	c.Last = latest(c.Last, at)
 	return true
-}
-
-// reaches records a report of a device, and reports whether the device has as
-// many reports within the window as the policy requires.
-func (c *eventCounter) reaches(p device.XidPolicy, id device.ID, now time.Time) bool {
-	c.recent = append(c.recent, recentReport{id, now})
-	c.recent = c.recent[max(0, len(c.recent)-maxRecentReports):]
-	c.recent = slices.DeleteFunc(c.recent, func(r recentReport) bool { return now.Sub(r.at) >= p.Window })
-	ofDevice := 0
-	for _, r := range c.recent {
-		if r.device == id {
-			ofDevice++
-		}
-	}
-	return ofDevice >= p.Count
 }
 
 // isDuplicate reports whether the second source has reported the event before.

@@ -131,15 +131,26 @@ func TestPolicyThreshold(t *testing.T) {
 		{"reports of two Xids", 2, "fail d0 xid 31; fail d0 xid 31; fail d0 xid 13; fail d0 xid 13; 1s: - -"},
 		{"both sources of one report", 2, "fail d0 xid 31; kernel d0 31; 20s; fail d0 xid 31; kernel d0 31; 20s: - -"},
 		{"below the threshold, the class decides", 2, "fail d0 xid 95; 1s: xid_95 -"},
-		{"the fault returns after a reset", 2, `fail d0 xid 31; fail d0 xid 31; fail d0 xid 31; 1s: xid_31 -
-			reset d0; 1m: - -; fail d0 xid 31; 1s: xid_31 -`},
+		{"below the threshold, a list decides", 2, `policy unhealthy 3 10m warn; fail d0 xid 95; fail d0 xid 95; 1s: - -
+			events xid_95:g0 xid_95:g0; fail d0 xid 95; 1s: xid_95 -`},
+		{"counts start at 0 after a recovery", 2, `fail d0 xid 31; fail d0 xid 31; fail d0 xid 31; 1s: xid_31 -
+			reset d0; 1m: - -; fail d0 xid 31; fail d0 xid 31; 1s: - -; fail d0 xid 31; 1s: xid_31 -`},
+		{"counts start at 0 after a trust", 2, `fail d0 xid 31; fail d0 xid 31; fail d1 xid 31; fail d1 xid 31; 1s; trust d0; 1s
+			fail d0 xid 31; fail d1 xid 31; 1s: - xid_31`},
+		{"counts start at 0 after a resume", 2, "fail d0 xid 31; fail d0 xid 31; 1s; release; resume; 1m; fail d0 xid 31; 1s: - -"},
 		{"a restart", 2, "fail d0 xid 31; fail d0 xid 31; 2s; restart; 2s; fail d0 xid 31; 1s: - -"},
 	}
 	for i := range rows {
-		rows[i].script = "policy unhealthy 3 10m; 1s; " + rows[i].script
+		rows[i].script = "policy unhealthy 3 10m default; 1s; " + rows[i].script
 	}
-	rows = append(rows, scenario{"MIG devices count apart", 1, `partition g0 1g.10gb 1g.10gb; start; policy unhealthy 3 10m; 1s
-		fail d0 xid 31; fail d0 xid 31; fail d1 xid 31; fail d1 xid 31; 1s: - - -; fail d1 xid 31; 1s: - - xid_31`})
+	for name, script := range map[string]string{
+		"MIG devices count apart":          "fail d0 xid 31; fail d0 xid 31; fail d1 xid 31; fail d1 xid 31; 1s: - - -; fail d1 xid 31; 1s: - - xid_31",
+		"many reports of a sibling device": "kernel d1 31; kernel d1 31;" + strings.Repeat("kernel d0 31;", 801) + "1s; kernel d1 31; 1s: - xid_31 xid_31",
+		"a MIG device is trusted":          "fail d0 xid 31; fail d0 xid 31; fail d1 xid 31; fail d1 xid 31; 1s; trust d0; 1s; fail d0 xid 31; fail d1 xid 31; 1s: - - xid_31",
+		"the GPU recovers":                 "fail d1 xid 31; fail d1 xid 31; fail g0 xid 95; 1s; reset g0; 1m: - - -; fail d1 xid 31; 1s: - - -",
+	} {
+		rows = append(rows, scenario{name, 1, "partition g0 1g.10gb 1g.10gb; start; policy unhealthy 3 10m default; 1s; " + script})
+	}
 	runScenarios(t, rows)
 }
 

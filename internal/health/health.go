@@ -66,6 +66,23 @@ type healthState struct {
 	flaps          uint64             // turns to unhealthy
 	unhealthyTimes []time.Time        // turns within flapWindow
 	failedResets   FailedResets
+	// xidReports are the newest reports that count towards the threshold of a
+	// policy, by Xid, oldest first. The map is written in place.
+	xidReports map[uint64][]time.Time
+}
+
+// reaches adds a report of an Xid, and reports whether there are as many within
+// the window as the policy requires.
+func (s *healthState) reaches(p device.XidPolicy, xid uint64, now time.Time) bool {
+	if s.xidReports == nil {
+		s.xidReports = map[uint64][]time.Time{}
+	}
+	times := s.xidReports[xid]
+	times = append(times, now)
+	times = slices.DeleteFunc(times[max(0, len(times)-p.Count):],
+		func(at time.Time) bool { return now.Sub(at) >= p.Window })
+	s.xidReports[xid] = times
+	return len(times) >= p.Count
 }
 
 // retirement returns the retirement that operators see; nil: not retired.

@@ -219,7 +219,7 @@ func (e *engine) resume() {
 		// No call hangs or fails after Close.
 		g.stalledSince = time.Time{}
 		g.failingSince = time.Time{}
-		g.xidsOverAt = e.now
+		g.endXids("", e.now)
 	}
 	e.startCallsAgain()
 }

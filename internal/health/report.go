@@ -33,13 +33,8 @@ func (e *engine) report(ev device.Event, at time.Time) {
 	case !counter.record(ev, at, e.now):
 		return
 	}
-	policy := device.PolicyDefault
-	if e.options.Policy != nil && ev.Xid != 0 {
-		p := e.options.Policy(ev.Xid)
-		if p.Count == 0 || !ev.Historical && counter.reaches(p, ev.Device, e.now) {
-			policy = p.Policy
-		}
-	}
+	id, s, affected := g.level(ev.Device)
+	policy := e.policy(ev, s)
 	if policy == device.PolicyIgnore {
 		return
 	}
@@ -53,7 +48,6 @@ func (e *engine) report(ev device.Event, at time.Time) {
 			"xid", ev.Xid, "kind", ev.Kind, "fatal", ev.Recovery == device.RecoveryAfterReset,
 			"action", ev.Action, "count", counter.Count)
 	}
-	id, s, affected := g.level(ev.Device)
 	notice := notify{
 		At: at, GPU: ev.GPU, Affected: affected, Xid: ev.Xid, Reason: counter.reason, Class: ev.Class,
 		Action: ev.Action,
@@ -73,6 +67,18 @@ func (e *engine) report(ev device.Event, at time.Time) {
 	}
 	e.emit(notice)
 	g.checkNow = true // a check may read more about the event
+}
+
+// policy returns the policy of a report of a level of a GPU.
+func (e *engine) policy(ev device.Event, s *healthState) device.Policy {
+	if e.options.Policy == nil || ev.Xid == 0 {
+		return device.PolicyDefault
+	}
+	p := e.options.Policy(ev.Xid)
+	if p.Count > 0 && (ev.Historical || !s.reaches(p, ev.Xid, e.now)) {
+		return p.Below
+	}
+	return p.Policy
 }
 
 // applyPolicy changes the meaning of a report, and reports whether only the

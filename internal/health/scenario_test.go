@@ -474,12 +474,14 @@ func (s *scenarioRun) actions() map[string]func(args []string) {
 			set(s, &s.expected, n)
 		},
 		"policy": func(args []string) {
-			policy := device.XidPolicy{Policy: map[string]device.Policy{
+			policies := map[string]device.Policy{
 				"ignore": device.PolicyIgnore, "warn": device.PolicyWarn, "unhealthy": device.PolicyUnhealthy,
-			}[args[0]]}
-			if len(args) > 1 { // unhealthy 3 10m
+			}
+			policy := device.XidPolicy{Policy: policies[args[0]]}
+			if len(args) > 1 { // unhealthy 3 10m BELOW
 				policy.Count, _ = strconv.Atoi(args[1])
 				policy.Window, _ = time.ParseDuration(args[2])
+				policy.Below = policies[args[3]]
 			}
 			set(s, &s.policy, policy)
 		},

@@ -83,6 +83,15 @@ func (g *trackedGPU) levels(id device.ID) iter.Seq2[device.ID, *healthState] {
 	}
 }
 
+// endXids ends the Xids until now. Those of the GPU, with an empty id, or of the
+// MIG device no longer count towards the threshold of a policy.
+func (g *trackedGPU) endXids(id device.ID, now time.Time) {
+	g.xidsOverAt = now
+	for _, s := range g.levels(id) {
+		s.xidReports = nil
+	}
+}
+
 // level returns the health and the affected devices of a fault: the MIG
 // device's, or the GPU's if id names none.
 func (g *trackedGPU) level(id device.ID) (device.ID, *healthState, []device.Device) {

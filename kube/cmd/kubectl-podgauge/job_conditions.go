@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/prometheus/common/model"
@@ -26,7 +27,7 @@ type jobConditions struct {
 type jobWaiting struct {
 	Workload string    `json:"workload"`
 	Since    time.Time `json:"since"`
-	GPUs     int       `json:"gpus"`               // of the workload
+	GPUs     int       `json:"gpus"`               // of the workload; 0: unknown
 	Evidence string    `json:"evidence,omitempty"` // activity or power
 	Culprit  *jobGPU   `json:"culprit,omitempty"`  // the only GPU that does not wait
 }
@@ -88,17 +89,25 @@ func (s *promSource) jobConditions(
 	return c, q.err
 }
 
-// workloads returns a regular expression for the label workload: the job, and
-// its pods, which are workloads of their own without the label of the job.
+// workloads returns a regular expression for the label workload: the job, or the
+// jobs of the selected pods, and the pods, which are workloads of their own
+// without the label of the job.
 func (j *jobPods) workloads() string {
-	names := []string{"job/" + regexp.QuoteMeta(j.name) + "(" + strings.Trim(rayClusterSuffix.String(), "^$") + ")?"}
-	if j.selector != nil {
-		names = nil
+	var names []string
+	if j.selector == nil {
+		names = append(names, "job/"+regexp.QuoteMeta(j.name))
 	}
 	for i := range j.live {
 		names = append(names, regexp.QuoteMeta(j.live[i].Name))
+		for _, label := range allocation.JobLabels {
+			value := j.live[i].Labels[label]
+			if value != "" && (j.selector != nil || label == allocation.RayClusterLabel) {
+				names = append(names, "job/"+regexp.QuoteMeta(value))
+			}
+		}
 	}
-	return strings.Join(names, "|")
+	slices.Sort(names)
+	return strings.Join(slices.Compact(names), "|")
 }
 
 // slowReasons are the reasons of stragglers in words.
@@ -110,20 +119,24 @@ var slowReasons = map[string]string{
 // summary returns the conditions in words.
 func (c *jobConditions) summary() (lines []string) {
 	for _, w := range c.Waiting {
-		all := "all " + text.Plural(w.GPUs, "GPU")
-		if w.Culprit != nil {
-			all = "all GPUs but " + w.Culprit.String()
+		all := "all GPUs"
+		switch {
+		case w.Culprit != nil:
+			all += " but " + w.Culprit.String()
+		case w.GPUs > 0:
+			all = "all " + text.Plural(w.GPUs, "GPU")
 		}
-		busy := "power"
+		idle := "power"
 		if w.Evidence == "activity" {
-			busy = "tensor cores and power"
+			idle = "tensor cores and power"
 		}
 		lines = append(lines, fmt.Sprintf("%s: %s wait since %s: utilization 100 %%, %s near idle",
-			w.Workload, all, w.Since.Local().Format("2006-01-02 15:04"), busy))
+			w.Workload, all, w.Since.Local().Format("2006-01-02 15:04"), idle))
 	}
 	for _, s := range c.Stragglers {
 		percent := 100 * math.Abs(s.Deviation)
-		line := fmt.Sprintf("slow: %s: %s %.0f %% below the median", s.jobGPU, slowReasons[s.Reason], percent)
+		line := fmt.Sprintf("slow: %s: %s %.0f %% below the median",
+			s.jobGPU, cmp.Or(slowReasons[s.Reason], s.Reason), percent)
 		if s.Reason == "throttling" {
 			line = fmt.Sprintf("slow: %s: throttled for %.0f %% of the time more than the median", s.jobGPU, percent)
 		}

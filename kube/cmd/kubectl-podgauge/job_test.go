@@ -270,6 +270,10 @@ func TestJobThatWaits(t *testing.T) {
 		"job/train: all GPUs but GPU 3 on node node-b (train-1) wait since 2026-11-27 12:03: utilization 100 %, power near idle\n": {
 			"gpu_workload:podgauge_culprit_since_timestamp_seconds:min": sample(gpu("3"), float64(since.Unix())),
 		},
+		"job/train: all GPUs wait since 2026-11-27 12:03: utilization 100 %, power near idle\n": {
+			waiting: waits("power"), "workload:podgauge_gpus:count": nil,
+		},
+		"slow: GPU 5 on node node-b (train-1): new_reason 40 % below the median\n": {slow: sample(gpu("5", "reason", "new_reason"), -0.4)},
 		"slow: GPU 5 on node node-b (train-1): SM clock 40 % below the median\n" +
 			"slow: GPU 4 on node node-b (train-1): throttled for 30 % of the time more than the median\n": {
 			slow: append(sample(gpu("4", "reason", "throttling"), 0.3), sample(gpu("5", "reason", "sm_clock"), -0.4)...),
@@ -283,13 +287,41 @@ func TestJobThatWaits(t *testing.T) {
 			t.Errorf("got status %d, %s%s, want %s", status, out, errs, want)
 		}
 		expect.Contains(t, strings.Join(p.queries, "\n"),
-			waiting+`{namespace="research",workload=~"job/train(-(raycluster-)?[a-z0-9]{5})?|train-1|train-2|train-3|train-4|train-5"}`)
+			waiting+`{namespace="research",workload=~"job/train|train-1|train-2|train-3|train-4|train-5"}`)
 		out, _, _ := c.run(nil, append(args, "-o=json")...)
 		var d jobDocument
 		require.NoError(t, json.Unmarshal([]byte(out), &d))
 		expect.Equal(t, len(d.Waiting)+len(d.Stragglers), strings.Count(want, "\n"), out)
-		if len(d.Waiting) > 0 && (!d.Waiting[0].Since.Equal(since) || d.Waiting[0].GPUs != 16) {
+		gpus := 16
+		if strings.Contains(want, "all GPUs wait") {
+			gpus = 0
+		}
+		if len(d.Waiting) > 0 && (!d.Waiting[0].Since.Equal(since) || d.Waiting[0].GPUs != gpus) {
 			t.Error(out)
 		}
+	}
+}
+
+// TestJobWorkloads checks for which workloads a job's conditions are queried: not for another job with a similar name, such as train-large.
+func TestJobWorkloads(t *testing.T) {
+	for _, row := range []struct{ label, value, arg, want string }{
+		{"batch.kubernetes.io/job-name", "train", "train", "job/train|p-0|p-1"},
+		{"ray.io/cluster", "train", "train", "job/train|p-0|p-1"},
+		{"ray.io/cluster", "train-raycluster-x7k2p", "train", "job/train|job/train-raycluster-x7k2p|p-0|p-1"},
+		{"batch.kubernetes.io/job-name", "other", "train", "job/train"},
+		{"batch.kubernetes.io/job-name", "train", "-l=team=blue", "job/train|p-0|p-1"},
+		{"ray.io/cluster", "a.b", "-l=team=blue", `job/a\\.b|p-0|p-1`},
+		{"app", "train", "-l=team=blue", "p-0|p-1"},
+	} {
+		c := newFakeCluster(t, map[string]*fakeNode{"n": healthyNode(time.Now())})
+		for _, name := range []string{"p-1", "p-0"} {
+			p := newJobPod(name, "n", 0, time.Now())
+			p.Labels = map[string]string{row.label: row.value, "team": "blue"}
+			c.otherPods = append(c.otherPods, p)
+		}
+		p := &fakePrometheus{}
+		url, config := p.serve(t)
+		c.run(nil, "job", row.arg, "-n=research", "--prometheus="+url, "--prometheus-config="+config)
+		expect.Contains(t, strings.Join(p.queries, "\n"), `workload:podgauge_gpus:count{namespace="research",workload=~"`+row.want+`"}`, row)
 	}
 }
