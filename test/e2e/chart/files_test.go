@@ -126,9 +126,9 @@ func TestRules(t *testing.T) {
 		`prometheusRule: {enabled: true}`: lacks(profiling),
 		cordoned:                          lacks(profiling),
 		`prometheusRule: {enabled: true, recording: false, jobs: false, profiling: true}`: lacks(recording, jobs),
-		`prometheusRule: {enabled: true, cost: false}`:                                  lacks(profiling, cost),
-		`prometheusRule: {enabled: true, reliability: false, profiling: true}`:          lacks(reliability),
-		`prometheusRule: {enabled: true, alerts: {` + disabled + `: {enabled: false}}}`: lacks(profiling, `"`+disabled+`"`),
+		`prometheusRule: {enabled: true, cost: false}`:                                    lacks(profiling, cost),
+		`prometheusRule: {enabled: true, reliability: false, profiling: true}`:            lacks(reliability),
+		`prometheusRule: {enabled: true, alerts: {` + disabled + `: {enabled: false}}}`:   lacks(profiling, `"`+disabled+`"`),
 	} {
 		want := rules(strings.NewReplacer())
 		if values == cordoned {
