@@ -155,9 +155,6 @@ func evaluateFabricJoin(g *GPUReader, c *HealthCheck, notJoined float64, now tim
 	return faultIfSet(g, c, notJoined, now)
 }
 
-// unknownLinks replaces an unknown number of active NVLinks.
-const unknownLinks = -1
-
 // evaluateLinks is for GPUs without a state of the fabric: up to HGX A100, the
 // Fabric Manager trains the links to the NVSwitches
 // (docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide, "NVSwitch and

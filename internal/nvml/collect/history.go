@@ -34,6 +34,9 @@ type Histories struct {
 	links map[device.GPU]linkState
 }
 
+// unknownLinks replaces an unknown number of active NVLinks.
+const unknownLinks = -1
+
 // linkState is the state of a GPU's NVLinks.
 type linkState struct {
 	active        bool      // at least one link is

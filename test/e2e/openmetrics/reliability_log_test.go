@@ -351,8 +351,8 @@ func (n *nodeLog) export(gpu, second int, times device.HealthTimes, exported map
 		labels := fmt.Sprintf(`node=%q,gpu="%d",uuid=%q,mig_uuid=%q`, n.name, gpu, uuid, mig)
 		exported[fmt.Sprintf(`nvidia_gpu_info{%s,model="H100",driver_version="580",chassis_serial="c-%s",pci_bus_id="0%d:00.0"}`, labels, n.name, gpu)] = "1"
 		for _, t := range times {
-			exported[fmt.Sprintf(`nvidia_gpu_health_state_seconds_total{%s,state=%q,reason=%q}`, labels, t.Health, t.Reason)] =
-				fmt.Sprint(int(t.Until(time.Unix(int64(second), 0)).Seconds()))
+			series := fmt.Sprintf(`nvidia_gpu_health_state_seconds_total{%s,state=%q,reason=%q}`, labels, t.Health, t.Reason)
+			exported[series] = fmt.Sprint(int(t.Until(time.Unix(int64(second), 0)).Seconds()))
 		}
 		health, reason := g.state(second)
 		if reason != "" {
