@@ -92,7 +92,7 @@ func startNodes(t *testing.T, dir string) []*simNode {
 		startNode(t, "east", "node-a", "--mig-strategy=mixed", "--metrics.rdma", "--metrics.cpu", "--state-dir="+filepath.Join(dir, "a")),
 		startNode(t, "west", "node-b", "--config-file="+shared, "--expected-gpus=64"),
 		startNode(t, "east", "node-c", "--state-dir="+filepath.Join(unwritable, "c"), "--metrics.series-limit=250"),
-		startNode(t, "west", "node-d", "--state-dir="+filepath.Join(dir, "d"), "--metrics.include=nvidia_gpu_nvlink_speed_bytes_per_second"),
+		startNode(t, "west", "node-d", "--state-dir="+filepath.Join(dir, "d")),
 	}
 }
 
