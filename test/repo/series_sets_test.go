@@ -195,22 +195,23 @@ func TestAlertTable(t *testing.T) {
 	docs.CheckTables(t, *update, "../../docs/reference/alerts.md", map[string]string{"alerts": table.String()})
 }
 
-// TestRemoteWriteMatches checks that the remote-write list of docs/how-to/large-fleets.md has all series of the dashboard Fleet.
+// TestRemoteWriteMatches checks that the remote-write rules of docs/how-to/large-fleets.md send all series of the dashboards Fleet and
+// Reliability.
 func TestRemoteWriteMatches(t *testing.T) {
-	matches := regexp.MustCompile(`(?:regex: |__name__=~)"([^"]+)"`).FindAllStringSubmatch(testfile.Read(t, "../../docs/how-to/large-fleets.md"), -1)
-	if len(matches) != 2 { // for remote write and for federation
-		t.Fatalf("got %d matches, want 2", len(matches))
+	page := testfile.Read(t, "../../docs/how-to/large-fleets.md")
+	keep := regexp.MustCompile("^(?:" + firstMatch(`regex: "([^"]+)", action: keep`, page) + ")$")
+	drop := regexp.MustCompile("^(?:" + firstMatch(`regex: "([^"]+)", action: drop`, page) + ")$")
+	boards := testfile.Read(t, "../../dashboards/fleet.json") + testfile.Read(t, "../../dashboards/reliability.json")
+	queried := regexp.MustCompile(`\w+:\w+:\w+`).FindAllString(boards, -1)
+	if len(queried) < 40 {
+		t.Fatalf("got %d queried series, want at least 40", len(queried))
 	}
-	queried := regexp.MustCompile(`\w+:\w+:\w+`).FindAllString(testfile.Read(t, "../../dashboards/fleet.json"), -1)
-	if len(queried) < 20 {
-		t.Fatalf("got %d queried series, want at least 20", len(queried))
-	}
-	for _, match := range matches {
-		sent := regexp.MustCompile("^(?:" + match[1] + ")$")
-		for _, series := range queried {
-			if !sent.MatchString(series) {
-				t.Errorf("%s is queried, but not sent by %s", series, match[1])
-			}
+	for _, series := range queried {
+		if !keep.MatchString(series) || drop.MatchString(series) {
+			t.Errorf("%s is queried, but not sent", series)
 		}
+	}
+	if !drop.MatchString("gpu:podgauge_nvlink_slow:max") {
+		t.Error("series of single GPUs are sent")
 	}
 }
