@@ -59,6 +59,7 @@ func resetWhileRunning(t *testing.T, n *node.RealNode, m *simulatedMachine, d *p
 		}
 		return err
 	}
+	must(t, record(t.Context())) // the watch may begin after the reset
 	health := startWatch(t, 20*time.Millisecond, record)
 	begin := time.Now()
 	must(t, m.Reset(indexOf(t, gpuID)))

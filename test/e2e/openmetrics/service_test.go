@@ -23,7 +23,7 @@ var withoutServiceState = map[string]string{
 }
 
 // ofPresentDevices are the alerts that compare exported devices, or whose tests are shorter than a release and the alert's delay.
-var ofPresentDevices = []string{"PodgaugeDriverSkew", "PodgaugeFabricNotReady", "PodgaugeMemoryNearlyFull", "PodgaugeNvlinkDown", "PodgaugeStraggler", "PodgaugeVbiosSkew"}
+var ofPresentDevices = []string{"PodgaugeDriverSkew", "PodgaugeFabricNotReady", "PodgaugeMemoryNearlyFull", "PodgaugeNvlinkDown", "PodgaugeNvlinkSlow", "PodgaugeStraggler", "PodgaugeVbiosSkew"}
 
 // cordonedMark begins the lines of rules that the chart's value prometheusRule.cordoned enables.
 const cordonedMark = "# kube-state-metrics: "
