@@ -119,9 +119,9 @@ func (d *deviceRendering) renderHealth() {
 	}
 	for _, t := range d.status.Times {
 		state := healthState{d.status.ID, t.Health, t.Reason}
-		d.healthTimes[state] = max(d.healthTimes[state], t.Until(d.snapshot.begin))
-		d.deviceSeries.set("nvidia_gpu_health_state_seconds_total",
-			d.healthTimes[state].Seconds(), t.Health.String(), t.Reason)
+		total := max(d.healthTimes[state], t.Until(d.snapshot.begin))
+		d.healthTimes[state] = total
+		d.deviceSeries.set("nvidia_gpu_health_state_seconds_total", total.Seconds(), t.Health.String(), t.Reason)
 	}
 	if !d.status.Since.IsZero() {
 		d.deviceSeries.set("nvidia_gpu_health_since_timestamp_seconds", unixSeconds(d.status.Since))

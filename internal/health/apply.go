@@ -26,6 +26,7 @@ func (e *engine) apply(ev event, now time.Time) []effect {
 	switch ev := ev.(type) {
 	case tick:
 		e.tick(ev)
+		return e.effects // a second save would come before the first
 	case listed:
 		e.handleListing(ev.devices, ev.err)
 	case linksRead:

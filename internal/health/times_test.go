@@ -24,8 +24,8 @@ func timesOf(s device.Status) (text string, total time.Duration) {
 	return strings.Join(parts, ", "), total
 }
 
-// TestHealthTimes checks that the times of a device add up to the time since its first publication in the process, whatever happens
-// between two readings.
+// TestHealthTimes checks that the times of a device add up to the time since its first publication in the process, also after
+// several changes between two readings.
 func TestHealthTimes(t *testing.T) {
 	inScenario(t, 2, func(t *testing.T, s *scenarioRun) {
 		var begun time.Time

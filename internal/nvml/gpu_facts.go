@@ -78,9 +78,6 @@ func hasVirtualGPUs(handle nvml.Device, has lib.Symbols) bool {
 	return !lib.IsUnavailable(ret) && (ret != nvml.SUCCESS || mode > nvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH)
 }
 
-// nvidiaVendor and otherBridge are vendor and class of NVSwitches in sysfs: "bridge, other".
-const nvidiaVendor, otherBridge = "0x10de", "0x068000"
-
 // hasFabric reports whether the node has NVSwitches and a driver with NVLinks.
 func (b *Backend) hasFabric() bool {
 	b.fabric.once.Do(func() {
@@ -91,6 +88,8 @@ func (b *Backend) hasFabric() bool {
 	return b.fabric.found
 }
 
+// findNVSwitches looks in sysfs for PCI devices of NVIDIA with the class "other
+// bridge".
 func findNVSwitches(sysRoot string) bool {
 	has := func(folder, file, want string) bool {
 		text, _ := os.ReadFile(filepath.Join(folder, file)) // missing: another device
@@ -98,7 +97,7 @@ func findNVSwitches(sysRoot string) bool {
 	}
 	folders, _ := filepath.Glob(filepath.Join(sysRoot, "bus/pci/devices/*")) // the pattern is valid
 	return slices.ContainsFunc(folders, func(f string) bool {
-		return has(f, "class", otherBridge) && has(f, "vendor", nvidiaVendor)
+		return has(f, "class", "0x068000") && has(f, "vendor", "0x10de")
 	})
 }
 

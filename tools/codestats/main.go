@@ -68,7 +68,8 @@ func (l limits) check(files []*file) error {
 		lines, max int
 	}{
 		{daemon, code[daemon], l.Daemon}, {simulator, code[simulator], l.Simulator},
-		{generator, code[generator], l.Generators}, {compat, code[compat], l.Compat}, {host, code[host], l.Host}, {kube, code[kube], l.Kube},
+		{generator, code[generator], l.Generators}, {compat, code[compat], l.Compat},
+		{host, code[host], l.Host}, {kube, code[kube], l.Kube},
 		{test, lines[test], l.Tests}, {kubeTest, lines[kubeTest], l.KubeTests},
 		{compatTest, lines[compatTest], l.CompatTests},
 	} {
