@@ -40,7 +40,7 @@ func TestFleet(t *testing.T) {
 	f.node.waitForMetrics(t, `pod="mig-1"`, `reason="xid_79"`)
 	nodes, exporters := f.serve(t)
 	config := honoring
-	config.scrapes, config.evaluations = fleetScrapes, 30*time.Second
+	config.scrapes, config.evaluations, config.rules = fleetScrapes, 30*time.Second, append(config.rules, jobsFile)
 	writePrometheusConfig(t, dir, config, nodes, exporters)
 	client, url := startPrometheus(t, dir, filepath.Join(dir, "data"))
 	c := &dashboardRun{API: client, T: t, panelRange: panelRange{begin: time.Now(), scrapes: fleetScrapes}}

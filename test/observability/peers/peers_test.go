@@ -4,6 +4,7 @@ package peers
 import (
 	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/helpers/docs"
 	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
@@ -350,29 +352,40 @@ func scrapeEachSecond(t *testing.T, p *process, address string, scrapes int) (cp
 
 var seriesLine = regexp.MustCompile("(?m)^[a-z]")
 
-// growth measures podgauge with more GPUs, each allocated to a pod, and with more pods.
+// growth measures podgauge with more GPUs, each allocated to a pod, with more pods, and with all options.
 func (c *comparison) growth(t *testing.T) {
-	large := t.TempDir()
+	large, sysfs := t.TempDir(), t.TempDir()
 	_, err := nvmltest.BuildLarge(large)
 	require.NoError(t, err)
-	scrapes := min(c.rounds, 20)
 	for _, pods := range []int{110, 500} {
 		for gpus := gpuCount; gpus <= nvmltest.LargeMaxGPUs; gpus *= 2 {
 			library := c.library
 			if gpus > nvmltest.MaxGPUs {
 				library = large
 			}
-			n, address := newMachine(t, library, gpus), program.FreeAddress(t)
-			p := startProcess(t, n, c.podgaugeCommand(n, address)...)
-			n.waitForHealthy(t, gpus)
-			n.runPods(t, gpus, pods-gpus)
-			cpu, _, series := scrapeEachSecond(t, p, address, scrapes)
-			resident, anonymous := p.memory(t)
-			p.kill()
-			figure := fmt.Sprintf("%d GPUs, %d pods: CPU of a scrape; series; memory", gpus, pods)
-			c.add(figure, [2]string{"–", fmt.Sprintf("%s; %d; %s", percentiles(cpu), series, inMegabytes(resident, anonymous))})
+			c.addGrowth(t, fmt.Sprintf("%d GPUs, %d pods", gpus, pods), newMachine(t, library, gpus), gpus, pods)
 		}
 	}
+	simulated, err := sim.NewVirtualNode(sim.NewMachine(nil, gpuCount, time.Now), nil, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	t.Cleanup(simulated.Close)
+	require.NoError(t, os.CopyFS(sysfs, simulated.Sysfs()))
+	c.addGrowth(t, "8 GPUs, 8 NICs, 110 pods, all optional metrics and checks", newMachine(t, c.library, gpuCount), gpuCount, 110,
+		"--metrics.set=full", "--metrics.dcgm=both", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*",
+		"--metrics.rdma", "--metrics.cpu", "--path.sysfs="+sysfs, "--health.fabric-manager")
+}
+
+// addGrowth adds the row of a machine with options.
+func (c *comparison) addGrowth(t *testing.T, figure string, n *machine, gpus, pods int, options ...string) {
+	t.Helper()
+	address := program.FreeAddress(t)
+	p := startProcess(t, n, append(c.podgaugeCommand(n, address), options...)...)
+	n.waitForHealthy(t, gpus)
+	n.runPods(t, gpus, pods-gpus)
+	cpu, _, series := scrapeEachSecond(t, p, address, min(c.rounds, 20))
+	resident, anonymous := p.memory(t)
+	p.kill()
+	c.add(figure+": CPU of a scrape; series; memory", [2]string{"–", fmt.Sprintf("%s; %d; %s", percentiles(cpu), series, inMegabytes(resident, anonymous))})
 }
 
 // sharedConfig gives each GPU four replicas.
