@@ -3,6 +3,7 @@ package repo
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -30,6 +31,7 @@ type healthCheck struct {
 	Signals, Actions []string
 	Thresholds       map[string]string
 	Severity         string
+	Subject          string // a regular expression; empty for an Xid
 	Podgauge         counterpart
 	Why              string
 }
@@ -80,7 +82,7 @@ func (c healthCheck) agrees() bool {
 // difference has a reason.
 func TestHealthChecks(t *testing.T) {
 	all := readHealthChecks(t)
-	rules, metrics := testfile.Read(t, alertsFile), testfile.Read(t, "../../docs/reference/metrics.md")
+	rules, metrics := testfile.Read(t, alertsFile)+testfile.Read(t, jobsFile), testfile.Read(t, "../../docs/reference/metrics.md")
 	var reasons []string
 	for _, c := range collect.Checks() {
 		reasons = append(reasons, c.Fault.Reason)
@@ -128,6 +130,44 @@ func TestHealthChecks(t *testing.T) {
 	}
 	expect.Equal(t, total, 62, "checks")
 	expect.Equal(t, len(rows), len(all.Domains), "domains")
+}
+
+// TestHealthChecksNameTheSubject checks that a row names all alerts and reasons of podgauge with its subject. So a row cannot say "none", or lack
+// an alert, after podgauge got one. Alerts about jobs read many metrics to compare GPUs, so a row names them only where that says more.
+func TestHealthChecksNameTheSubject(t *testing.T) {
+	var metrics []string
+	for _, row := range regexp.MustCompile("\\|`((?:nvidia_gpu|podgauge)_\\w+)`").FindAllStringSubmatch(testfile.Read(t, "../../docs/reference/metrics.md"), -1) {
+		metrics = append(metrics, row[1])
+	}
+	if len(metrics) < 100 {
+		t.Fatalf("got %d metrics, want at least 100", len(metrics))
+	}
+	for _, c := range readHealthChecks(t).Checks {
+		if c.Podgauge.Xid != 0 {
+			continue
+		}
+		subject, err := regexp.Compile(c.Subject)
+		require.NoError(t, err)
+		p := c.Podgauge
+		if c.Subject == "" || len(p.Metrics) > 0 && !slices.ContainsFunc(p.Metrics, subject.MatchString) {
+			t.Errorf("%s: subject %q matches none of its metrics", c.ID, c.Subject)
+		}
+		for _, group := range alertGroups(t) {
+			for _, alert := range group.alerts {
+				if group.name != "podgauge-jobs" && subject.MatchString(alert.expression) && !slices.Contains(p.Alerts, alert.name) {
+					t.Errorf("%s: %s is an alert on %s", c.ID, alert.name, c.Subject)
+				}
+			}
+		}
+		for _, check := range collect.Checks() {
+			if reason := check.Fault.Reason; subject.MatchString(reason) && !slices.Contains(p.Reasons, reason) {
+				t.Errorf("%s: %s is a reason on %s", c.ID, reason, c.Subject)
+			}
+		}
+		if i := slices.IndexFunc(metrics, subject.MatchString); i >= 0 && p.Metrics == nil {
+			t.Errorf("%s: %s is a metric on %s", c.ID, metrics[i], c.Subject)
+		}
+	}
 }
 
 // TestHealthChecksPage checks that docs/reference/health-checks.md has the comparison.
