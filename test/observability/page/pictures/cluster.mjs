@@ -1,11 +1,11 @@
-// Three simulated nodes, a real Prometheus that scrapes them, and simulations of kube-state-metrics and the API server.
+// Four simulated nodes, a real Prometheus that scrapes them, and simulations of kube-state-metrics and the API server.
 import { spawn } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer, request } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-const names = ["gpu-node-1", "gpu-node-2", "gpu-node-3"];
+const names = ["gpu-node-1", "gpu-node-2", "gpu-node-3", "gpu-node-4"];
 const phases = { pod: "Running", fail: "Failed", finish: "Succeeded", delete: "" }; // of a pod after an action of a script
 const seconds = (text) => [...text.matchAll(/(\d+)([ms])/g)].reduce((sum, [, n, unit]) => sum + n * (unit === "m" ? 60 : 1), 0);
 
@@ -91,7 +91,7 @@ export async function start(root) {
   };
   const scripts = names.map((name) => readFileSync(join(root, "test/observability/page/pictures/nodes", `${name}.script`), "utf8")), shared = join(dir, "shared.yaml");
   writeFileSync(shared, "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n");
-  const flags = { "gpu-node-1": ["--mig-strategy=mixed"], "gpu-node-2": [`--config-file=${shared}`], "gpu-node-3": [] };
+  const flags = { "gpu-node-1": ["--mig-strategy=mixed"], "gpu-node-2": [`--config-file=${shared}`], "gpu-node-3": [], "gpu-node-4": ["--metrics.rdma"] };
   for (const [i, name] of names.entries()) {
     const script = join(dir, `${name}.script`);
     writeFileSync(script, expandLoads(scripts[i]));
@@ -99,10 +99,11 @@ export async function start(root) {
     run(join(root, "bin/podgauge-sim"), [`--simulate=script:${script}`, `--web.listen-address=${nodes[name]}`, `--state-dir=${join(dir, name)}`, ...flags[name]], { NODE_NAME: name });
   }
   const kube = await serve((_, to) => to.writeHead(200, { "content-type": "text/plain; version=0.0.4" }).end(podPhases(scripts, (Date.now() - begun) / 1000)));
+  const rules = ["rules", "recording", "jobs", "reliability", "cost"].map((name) => `${root}/deploy/rules/podgauge.${name}.yaml`);
   const target = (address, labels) => JSON.stringify({ targets: [address], labels });
   writeFileSync(join(dir, "prometheus.yml"), `
 global: {scrape_interval: 10s, scrape_timeout: 10s, evaluation_interval: 1m}
-rule_files: [${root}/deploy/rules/podgauge.rules.yaml, ${root}/deploy/rules/podgauge.recording.yaml]
+rule_files: [${rules}]
 scrape_configs:
 - {job_name: podgauge, honor_labels: true, static_configs: [${names.map((node) => target(nodes[node], { node, cluster: "demo" }))}]}
 - {job_name: kube-state-metrics, honor_labels: true, static_configs: [${target(kube, { cluster: "demo" })}]}

@@ -1,4 +1,4 @@
-// Draws the page, the commands and the dashboards of three simulated nodes and a real Prometheus for docs/img. It takes twenty minutes.
+// Draws the page, the commands and the dashboards of four simulated nodes and a real Prometheus for docs/img. It takes twenty minutes.
 import { execFile } from "node:child_process";
 import { createRequire } from "node:module";
 import { readFileSync } from "node:fs";
@@ -16,7 +16,8 @@ const require = createRequire(import.meta.url);
 
 // boards are the dashboards with their selected variables and rows of the grid (from, to).
 const boards = {
-  fleet: [{}, [0, 34], [42, 59]], workload: [{ namespace: "training" }, [0, 39]], device: [{ node: "gpu-node-1" }, [0, 59]], podgauge: [{}, [0, 30], [55, 72]],
+  fleet: [{}, [0, 34], [50, 75], [91, 100]], workload: [{ namespace: "training" }, [0, 38], [55, 72]], device: [{ node: "gpu-node-1" }, [0, 59]],
+  reliability: [{}, [0, 35]], podgauge: [{}, [0, 30], [55, 72]],
 };
 
 const file = (name) => join(root, "docs/img", `${name}.png`);
