@@ -164,7 +164,7 @@ func (e *Exporter) collect(c *scrapeCollection) {
 	others.Wait()
 	s := &nodeSnapshot{Node: e.node(), begin: c.begin, end: time.Now(), readings: readings, stalled: readers.Stalled}
 	s.Statuses, s.Allocations, s.sysfs = c.statuses, allocations, ports
-	s.stateFile, _ = e.sources.State.StateFile.Get()
+	s.stateFile = e.sources.State.StateFile.Newest()
 	c.families = e.renderer.render(s)
 	c.readings = e.pageReadings(s)
 	e.finished.Store(c)
@@ -200,12 +200,9 @@ func (e *Exporter) node() api.Node {
 	state := e.sources.State
 	n := api.Node{
 		Name: e.options.Hostname, Statuses: state.Statuses(), Incidents: state.StoredIncidents(),
-		ExpectedGPUs: state.ExpectedGPUs(),
+		ExpectedGPUs: state.ExpectedGPUs(), Allocations: state.Allocations.Newest(), Driver: state.Driver.Newest(),
 	}
-	n.Allocations, _ = state.Allocations.Get()
-	n.Driver, _ = state.Driver.Get()
-	resources, _ := state.Resources.Get()
-	for _, r := range resources {
+	for _, r := range state.Resources.Newest() {
 		n.Resources = append(n.Resources, api.ResourceJSON{
 			Name: r.Name, Devices: r.Devices, Waiting: r.Waiting, Error: r.Err,
 		})
@@ -221,7 +218,7 @@ func (e *Exporter) pageNode(ctx context.Context) status.PageState {
 	if e.waitForCollection(ctx, reusable) {
 		n.Readings = e.finished.Load().readings
 	}
-	pods, _ := e.sources.State.Pods.Get()
+	pods := e.sources.State.Pods.Newest()
 	n.Node, n.PodsSynced, n.PodsErr = e.node(), pods.Synced, pods.Err
 	n.Resources = e.sources.State.PluginResources()
 	return n

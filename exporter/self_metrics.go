@@ -118,8 +118,7 @@ func (m *SelfMetrics) ExportResources(published *pubsub.Value[[]plugin.Resource]
 	export := func(name string, add func(values, plugin.Resource)) {
 		m.Export(name, func() values {
 			all := values{}
-			resources, _ := published.Get()
-			for _, r := range resources {
+			for _, r := range published.Newest() {
 				add(all, r)
 			}
 			return all

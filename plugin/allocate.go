@@ -63,10 +63,10 @@ type callSnapshot struct {
 }
 
 func (r *resourceState) snapshot() callSnapshot {
-	c := callSnapshot{deviceList: r.list(), resource: r.resource}
-	c.statuses, _ = r.Devices.Get()
-	c.allocations, _ = r.Allocations.Get()
-	return c
+	return callSnapshot{
+		deviceList: r.list(), resource: r.resource,
+		statuses: r.Devices.Newest(), allocations: r.Allocations.Newest(),
+	}
 }
 
 // responseOptions returns the options for a container. Without a replica among

@@ -153,7 +153,7 @@ func (k *kubeletSearch) try() (found socketID, wait time.Duration) {
 // and the reason of the end: nil if ctx is done.
 func (e *endpoint) serveOnce(ctx context.Context, kubelet socketID) (uptime time.Duration, err error) {
 	e.Log.Debug("registering", "resource", e.resource)
-	if err, _ := e.unregistered.Get(); err == nil { // a foreign plugin is gone
+	if e.unregistered.Newest() == nil { // a foreign plugin is gone
 		e.unregistered.Set(errNotRegistered)
 	}
 	removeStaleSockets(e.Dir, e.resource)

@@ -54,8 +54,8 @@ func New(o Options) *Plugin {
 // resource that a foreign plugin serves is no reason: otherwise nodes that wait
 // for a migration would stop the rollout.
 func (p *Plugin) Ready() error {
-	statuses, _ := p.Devices.Get()
-	if rules, _ := p.Rules.Get(); len(statuses) > 0 && rules.NotReady != nil {
+	statuses := p.Devices.Newest()
+	if rules := p.Rules.Newest(); len(statuses) > 0 && rules.NotReady != nil {
 		return rules.NotReady
 	}
 	p.mu.Lock()

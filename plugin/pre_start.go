@@ -41,7 +41,7 @@ func (s *server) checkDevices(ctx context.Context, ids []device.AdvertisedID) []
 	if !list.rules.PreStartCheck {
 		return nil
 	}
-	statuses, _ := s.Devices.Get()
+	statuses := s.Devices.Newest()
 	var errs []requestError
 	checks := map[device.ID]usabilityCheck{}
 	for _, id := range ids {

@@ -58,10 +58,7 @@ func (r *resourceState) kubeletSocket() string {
 	return filepath.Join(r.Dir, filepath.Base(api.KubeletSocket))
 }
 
-func (r *resourceState) list() *deviceList {
-	l, _ := r.devices.Get()
-	return l
-}
+func (r *resourceState) list() *deviceList { return r.devices.Newest() }
 
 // setDevices publishes a list with the withdrawn ids of the list before. The
 // result is the time of the next removal; zero: never.
@@ -100,8 +97,7 @@ func (r *resourceState) ready() error {
 	if len(r.list().items) == 0 {
 		return nil
 	}
-	err, _ := r.unregistered.Get()
-	return err
+	return r.unregistered.Newest()
 }
 
 // pluginOptions selects the calls of the kubelet, which reads the options from

@@ -103,8 +103,7 @@ func (o *otherPlugin) setWaiting(waiting bool) {
 //
 // The timeouts begin when the kubelet listens.
 func (o *otherPlugin) serves() bool {
-	allocations, _ := o.Allocations.Get()
-	known, withdrawn, now := allocations.Resources, o.list().withdrawn, time.Now()
+	known, withdrawn, now := o.Allocations.Newest().Resources, o.list().withdrawn, time.Now()
 	listed := slices.ContainsFunc(known.Allocatable.Devices, func(d allocation.ResourceDevice) bool {
 		return d.Resource == o.resource
 	})

@@ -31,7 +31,7 @@ func newGoogleNames(o *Options) googleNames {
 		return nil
 	}
 	names := googleNames{}
-	statuses, _ := o.Devices.Get()
+	statuses := o.Devices.Newest()
 	for i := range statuses {
 		s := &statuses[i]
 		if s.Minor < 0 || s.CI > 0 {

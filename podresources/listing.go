@@ -38,9 +38,8 @@ func newOwnIDs(o *Options) ownIDs {
 		return nil
 	}
 	own := ownIDs{}
-	statuses, _ := o.Devices.Get()
-	for i := range statuses {
-		own[statuses[i].ID] = true
+	for _, s := range o.Devices.Newest() {
+		own[s.ID] = true
 	}
 	return own
 }

@@ -157,7 +157,7 @@ func (a *app) addAllocations() (err error) {
 // claimedDevice returns the device of a claim. Ignored claims allocate no
 // device.
 func (a *app) claimedDevice(c allocation.Claim) (device.ID, bool) {
-	settings, _ := a.node.Settings.Get()
+	settings := a.node.Settings.Newest()
 	if settings.Claims.Ignores(c.ClaimNamespace, c.ClaimName, c.Driver) ||
 		a.ignoredClaims != nil && a.ignoredClaims.Claims().Ignores(c.ClaimNamespace, c.ClaimName, c.Driver) {
 		return "", false

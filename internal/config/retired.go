@@ -195,7 +195,7 @@ func (w *RetiredWatcher) poll(force bool) {
 		r, err = ParseRetired(data)
 	}
 	devices := r.devices()
-	before, _ := w.retired.Get()
+	before := w.retired.Newest()
 	if err != nil {
 		w.log.Error("file of retired devices rejected, keeping the previous list", "file", w.path, "err", err)
 		if before == nil && len(devices) > 0 {

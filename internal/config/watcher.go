@@ -82,7 +82,7 @@ func (w *Watcher) poll(force bool) {
 		return
 	}
 	w.unknownKeys.Store(int64(len(l.UnknownKeys)))
-	if settings, _ := w.o.Settings.Get(); !reflect.DeepEqual(settings, l.Settings) {
+	if !reflect.DeepEqual(w.o.Settings.Newest(), l.Settings) {
 		w.o.Settings.Set(l.Settings)
 		w.o.Log.Info("config changed", "config", l.Config)
 	}
@@ -94,8 +94,7 @@ func (w *Watcher) poll(force bool) {
 // to a different driver.
 func (w *Watcher) checkRestart(l Loaded) error {
 	roots := func(s Settings) [2]string { return [2]string{s.DriverRoot, s.ContainerDriverRoot} }
-	settings, _ := w.o.Settings.Get()
-	before, after := roots(settings), roots(l.Settings)
+	before, after := roots(w.o.Settings.Newest()), roots(l.Settings)
 	if before == after {
 		return nil
 	}

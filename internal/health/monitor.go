@@ -59,34 +59,25 @@ func NewMonitor(b device.Backend, r *Readers, inventory *device.Inventory, o Opt
 // Ready returns an error until the devices of a driver are assessed. A node
 // without a driver or without devices is ready.
 func (m *Monitor) Ready() error {
-	statuses, _ := m.inventory.Get()
-	if s := m.Driver().State; s == device.DriverStarting || s == device.DriverUp && statuses == nil {
+	s := m.Driver().State
+	if s == device.DriverStarting || s == device.DriverUp && m.inventory.Newest() == nil {
 		return errors.New("devices not assessed yet")
 	}
 	return nil
 }
 
 // Driver returns the driver's state.
-func (m *Monitor) Driver() device.Driver {
-	d, _ := m.driver.Get()
-	return d
-}
+func (m *Monitor) Driver() device.Driver { return m.driver.Newest() }
 
 // Links returns the connections of the GPUs; nil before the first reading. The
 // slice must not be changed.
-func (m *Monitor) Links() []device.Link {
-	links, _ := m.links.Get()
-	return links
-}
+func (m *Monitor) Links() []device.Link { return m.links.Newest() }
 
 // Missing returns the known GPUs that the newest listing lacks, in order. Known
 // are the GPUs of this process and of the history. Not missing are a retired
 // GPU, a GPU with a successor at the same PCI address, and a GPU that was gone
 // for a day before this process.
-func (m *Monitor) Missing() []device.Device {
-	missing, _ := m.missing.Get()
-	return missing
-}
+func (m *Monitor) Missing() []device.Device { return m.missing.Newest() }
 
 // EventsInterrupted reports whether the driver's events are interrupted: a Wait
 // hangs, or all fail. Checks still find faults, but counts of Xids miss all

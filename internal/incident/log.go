@@ -72,7 +72,7 @@ func New(o Options) *Log {
 // Record records a health event with the current allocations, without waiting:
 // a storm of events must not delay the Monitor.
 func (l *Log) Record(o device.HealthEvent) {
-	allocations, _ := l.opts.Allocations.Get()
+	allocations := l.opts.Allocations.Newest()
 	var jobs []string
 	for _, d := range o.Affected {
 		if l.opts.HPCJobs != nil {

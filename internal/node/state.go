@@ -31,12 +31,6 @@ type State struct {
 	IsPlugin bool
 }
 
-// newest returns the newest value.
-func newest[T any](v *pubsub.Value[T]) T {
-	value, _ := v.Get()
-	return value
-}
-
 // changed returns a channel that the next Set closes.
 func changed[T any](v *pubsub.Value[T]) <-chan struct{} {
 	_, c := v.Get()
@@ -53,29 +47,28 @@ func (s *State) Changes() []<-chan struct{} {
 }
 
 // Statuses returns the status of all devices; nil before the first listing.
-func (s *State) Statuses() []device.Status { return newest(&s.Devices) }
+func (s *State) Statuses() []device.Status { return s.Devices.Newest() }
 
 // ExpectedGPUs returns the expected number of GPUs; 0: any number.
-func (s *State) ExpectedGPUs() int { return newest(&s.Settings).ExpectedGPUs }
+func (s *State) ExpectedGPUs() int { return s.Settings.Newest().ExpectedGPUs }
 
 // Retirements returns the listed devices of all nodes; nil: unknown.
-func (s *State) Retirements() device.Retirements { return newest(&s.Retired) }
+func (s *State) Retirements() device.Retirements { return s.Retired.Newest() }
 
 // XidPolicy returns the operator's policy for an Xid.
 func (s *State) XidPolicy(xid uint64) device.XidPolicy {
-	settings := newest(&s.Settings)
-	return settings.Health.Policy(xid)
+	return s.Settings.Newest().Health.Policy(xid)
 }
 
 // IsAllocated reports whether a container has the device.
 func (s *State) IsAllocated(id device.ID) bool {
-	return len(newest(&s.Allocations).ForDevice(id)) > 0
+	return len(s.Allocations.Newest().ForDevice(id)) > 0
 }
 
 // Excluded reports whether the settings exclude the device from allocation.
 // Without the device plugin, the device filter has no meaning.
 func (s *State) Excluded(d device.Device) bool {
-	return s.IsPlugin && !newest(&s.Settings).DeviceFilter.Allows(d)
+	return s.IsPlugin && !s.Settings.Newest().DeviceFilter.Allows(d)
 }
 
 // PluginResources returns the resources by the newest rules; none if another
@@ -84,13 +77,13 @@ func (s *State) PluginResources() []plugin.Resource {
 	if !s.IsPlugin {
 		return nil
 	}
-	return newest(&s.Rules).WithRegistrations(s.Statuses(), newest(&s.Resources))
+	return s.Rules.Newest().WithRegistrations(s.Statuses(), s.Resources.Newest())
 }
 
 // WaitingResources returns the resources with a first registration that waits
 // for another plugin.
 func (s *State) WaitingResources() (names []string) {
-	for _, r := range newest(&s.Resources) {
+	for _, r := range s.Resources.Newest() {
 		if r.Waiting {
 			names = append(names, r.Name)
 		}
@@ -100,18 +93,18 @@ func (s *State) WaitingResources() (names []string) {
 
 // PodMeta returns the metadata of a pod as far as known.
 func (s *State) PodMeta(namespace, pod string) allocation.PodMeta {
-	known := newest(&s.Pods)
+	known := s.Pods.Newest()
 	return known.Meta(namespace, pod)
 }
 
 // JobsOf returns the ids of the HPC jobs of a device.
-func (s *State) JobsOf(d device.Device) []string { return newest(&s.HPCJobs).Of(d) }
+func (s *State) JobsOf(d device.Device) []string { return s.HPCJobs.Newest().Of(d) }
 
 // ContainerOwner returns the owner of a container by the kubelet's Pods API. The
 // container's id decides: the UID in the cgroup of a static pod is not the UID
 // of the pod.
 func (s *State) ContainerOwner(_, containerID string) (allocation.Owner, bool) {
-	known := newest(&s.Pods)
+	known := s.Pods.Newest()
 	pod, container, ok := known.ByContainer(containerID)
 	return allocation.Owner{Namespace: pod.Namespace, Pod: pod.Name, Container: container}, ok
 }
@@ -129,7 +122,7 @@ func (s *State) Terminations() (incident.TerminationLookup, <-chan struct{}) {
 
 // StoredIncidents returns the incidents, and whether they are on disk.
 func (s *State) StoredIncidents() incident.Snapshot {
-	snapshot, file := newest(&s.Incidents), newest(&s.StateFile)
+	snapshot, file := s.Incidents.Newest(), s.StateFile.Newest()
 	snapshot.Err, snapshot.Persisted = file.Err, file.Used && file.Err == nil
 	return snapshot
 }

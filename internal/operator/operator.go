@@ -238,7 +238,7 @@ func (h *CommandHandler) notHealthy(id device.ID) (unhealthy []device.Status) {
 
 // ownerLines returns a line if containers have the device, or a MIG device of the GPU.
 func (h *CommandHandler) ownerLines(id device.ID) []string {
-	allocations, _ := h.State.Allocations.Get()
+	allocations := h.State.Allocations.Newest()
 	var owners []string
 	for _, s := range h.notHealthy(id) { // the device is retired
 		for _, r := range allocations.ForDevice(s.ID) {

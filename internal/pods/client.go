@@ -104,7 +104,7 @@ func newClient(socket string, o Options, dial dialFunc) (*Client, error) {
 // Ready returns an error before the first attempt to list pods. Readiness does
 // not depend on the result.
 func (c *Client) Ready() error {
-	if pods, _ := c.options.Pods.Get(); !pods.Synced && pods.Err == nil {
+	if pods := c.options.Pods.Newest(); !pods.Synced && pods.Err == nil {
 		return errors.New("pods not listed yet")
 	}
 	return nil

@@ -28,6 +28,13 @@ func (v *Value[T]) Get() (T, <-chan struct{}) {
 	return v.value, v.changed
 }
 
+// Newest returns the value to a reader that does not wait for the next Set.
+func (v *Value[T]) Newest() T {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.value
+}
+
 // Set replaces the value and wakes all readers. The caller must not change the
 // value afterwards.
 func (v *Value[T]) Set(value T) {

@@ -125,7 +125,7 @@ func Driver(state *node.State, monitor *health.Monitor) error {
 // Devices returns an error if the driver does not list all known and
 // expected GPUs. Excluded GPUs and retired GPUs are not missing.
 func Devices(state *node.State, monitor *health.Monitor) error {
-	settings, _ := state.Settings.Get()
+	settings := state.Settings.Newest()
 	statuses := state.Statuses()
 	known := slices.DeleteFunc(slices.Clone(monitor.Missing()), func(d device.Device) bool {
 		return !settings.DeviceFilter.Allows(d)

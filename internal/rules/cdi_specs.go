@@ -57,8 +57,7 @@ type writtenSpecs struct {
 
 // HasSpec reports whether there is a spec of a class.
 func (s *CDISpecs) HasSpec(class string) bool {
-	written, _ := s.written.Get()
-	return slices.Contains(written.state.Classes, class)
+	return slices.Contains(s.written.Newest().state.Classes, class)
 }
 
 // errNotWritten is the reason before a writer has tried to write specs.
@@ -86,12 +85,11 @@ func (s *CDISpecs) Missing(want config.Settings) (changed <-chan struct{}, missi
 // Written returns 1 for each class with a spec, and 0 for GPUs without a
 // required spec.
 func (s *CDISpecs) Written() map[string]float64 {
-	if settings, _ := s.settings.Get(); !UsesCDI(settings) {
+	if !UsesCDI(s.settings.Newest()) {
 		return nil
 	}
-	specs, _ := s.written.Get()
 	written := map[string]float64{response.GPUClass: 0}
-	for _, class := range specs.state.Classes {
+	for _, class := range s.written.Newest().state.Classes {
 		written[class] = 1
 	}
 	return written
@@ -100,11 +98,9 @@ func (s *CDISpecs) Written() map[string]float64 {
 // Ready returns an error until the first attempt to write specs, if the
 // settings ask for specs. A node without devices is ready.
 func (s *CDISpecs) Ready() error {
-	settings, _ := s.settings.Get()
-	statuses, _ := s.inventory.Get()
-	written, _ := s.written.Get()
+	settings, written := s.settings.Newest(), s.written.Newest()
 	attempted := sameSpecs(written.settings, settings) && written.state.Attempted()
-	if UsesCDI(settings) && len(statuses) > 0 && !attempted {
+	if UsesCDI(settings) && len(s.inventory.Newest()) > 0 && !attempted {
 		return errors.New("CDI specs not written yet")
 	}
 	return nil
@@ -114,7 +110,7 @@ func (s *CDISpecs) Ready() error {
 // containers restart by them. Run removes the files of an earlier process if
 // the settings do not use CDI.
 func (s *CDISpecs) Run(ctx context.Context) error {
-	if settings, _ := s.settings.Get(); !UsesCDI(settings) {
+	if !UsesCDI(s.settings.Newest()) {
 		if err := cdi.RemoveSpecs(s.dir); err != nil {
 			s.log.Warn("cannot remove CDI specs of an earlier process", "err", err)
 		}

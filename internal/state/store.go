@@ -137,8 +137,7 @@ func (s *Store) save(change func(), urgent bool) {
 func (s *Store) Stored() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	result, _ := s.status.Get()
-	return result.written == s.saves
+	return s.status.Newest().written == s.saves
 }
 
 // Wait returns when the disk has all that was saved before the call, or an
@@ -233,7 +232,7 @@ func (s *Store) replace() error {
 	s.mu.Lock()
 	newest, saves := s.newest, s.saves
 	s.mu.Unlock()
-	if result, _ := s.status.Get(); result.written == saves || s.readOnly != nil || s.HandedOver() {
+	if s.status.Newest().written == saves || s.readOnly != nil || s.HandedOver() {
 		return s.readOnly
 	}
 	text, err := json.Marshal(newest)
@@ -252,7 +251,7 @@ func (s *Store) replace() error {
 func (s *Store) setStatus(saves uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before, _ := s.status.Get()
+	before := s.status.Newest()
 	switch {
 	case err != nil && before.Err == nil:
 		s.log.Warn("cannot store state, keeping it in memory", "err", err)
