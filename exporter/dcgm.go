@@ -187,12 +187,7 @@ func infoValue(s *device.Status, label string) string {
 	case "pci_bus_id":
 		return longPCIAddress(s.PCI)
 	}
-	for _, l := range s.InfoLabels {
-		if l.Name == label {
-			return l.Value
-		}
-	}
-	return ""
+	return s.InfoLabel(label)
 }
 
 // isFirstOfInstance reports whether a MIG device is the first one of its GPU

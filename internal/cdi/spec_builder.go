@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,11 +63,7 @@ type specBuilder struct {
 func newSpecBuilder(o *Options, devices []device.Device, log *slog.Logger) *specBuilder {
 	b := &specBuilder{Options: o, devices: devices, log: log}
 	for _, d := range devices {
-		if i := slices.IndexFunc(d.InfoLabels,
-			func(l device.Label) bool { return l.Name == "driver_version" }); i >= 0 &&
-			b.driverVersion == "" {
-			b.driverVersion = d.InfoLabels[i].Value
-		}
+		b.driverVersion = cmp.Or(b.driverVersion, d.InfoLabel("driver_version"))
 	}
 	return b
 }

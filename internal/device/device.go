@@ -92,15 +92,18 @@ type Label struct{ Name, Value string }
 // WholeGPU reports whether the device is a whole GPU, not a MIG device.
 func (d Device) WholeGPU() bool { return string(d.ID) == string(d.GPU) }
 
-// Serial returns the serial number of the GPU; empty: unknown.
-func (d Device) Serial() string {
+// InfoLabel returns the value of one of InfoLabels; empty: unknown.
+func (d Device) InfoLabel(name string) string {
 	for _, l := range d.InfoLabels {
-		if l.Name == "serial" {
+		if l.Name == name {
 			return l.Value
 		}
 	}
 	return ""
 }
+
+// Serial returns the serial number of the GPU; empty: unknown.
+func (d Device) Serial() string { return d.InfoLabel("serial") }
 
 // Compare orders devices by GPU in the driver's order, each GPU before its MIG devices: its MIGDeviceIndex is -1.
 func (d Device) Compare(o Device) int {
