@@ -45,10 +45,7 @@ func (s DeviceSelector) Matches(d device.Device) bool {
 	if glob, ok := strings.CutPrefix(string(s), modelPrefix); ok {
 		return matchGlob(glob, d.Model)
 	}
-	names := []string{string(d.ID), string(d.GPU), strconv.Itoa(d.Index), normalizePCI(d.PCI)}
-	if !d.WholeGPU() {
-		names = append(names, fmt.Sprintf("%d:%d", d.Index, d.MIGDeviceIndex))
-	}
+	names := []string{string(d.ID), string(d.GPU), strconv.Itoa(d.Index), d.Number(), normalizePCI(d.PCI)}
 	return slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(string(s), name) })
 }
 

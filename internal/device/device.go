@@ -6,6 +6,7 @@ package device
 
 import (
 	"cmp"
+	"fmt"
 	"reflect"
 	"strconv"
 	"strings"
@@ -91,6 +92,14 @@ type Label struct{ Name, Value string }
 
 // WholeGPU reports whether the device is a whole GPU, not a MIG device.
 func (d Device) WholeGPU() bool { return string(d.ID) == string(d.GPU) }
+
+// Number returns the index of a GPU ("3"), and with it that of a MIG device ("3:1").
+func (d Device) Number() string {
+	if d.WholeGPU() {
+		return strconv.Itoa(d.Index)
+	}
+	return fmt.Sprintf("%d:%d", d.Index, d.MIGDeviceIndex)
+}
 
 // InfoLabel returns the value of one of InfoLabels; empty: unknown.
 func (d Device) InfoLabel(name string) string {

@@ -12,7 +12,6 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -195,9 +194,9 @@ func findDevice(statuses []device.Status, name string) (id device.ID, title stri
 		switch s := &statuses[i]; {
 		case name == string(s.ID):
 			return s.ID, deviceTitle(s), nil
-		case name == deviceIndex(s) && s.Gone:
+		case name == s.Number() && s.Gone:
 			named = append(named, string(s.ID)+" (gone)")
-		case name == deviceIndex(s):
+		case name == s.Number():
 			id, title, named = s.ID, deviceTitle(s), append(named, string(s.ID))
 		}
 	}
@@ -207,20 +206,12 @@ func findDevice(statuses []device.Status, name string) (id device.ID, title stri
 	return id, title, err
 }
 
-// deviceIndex returns the index of a GPU, and GPU:MIG of a MIG device, as `podgauge status` shows.
-func deviceIndex(s *device.Status) string {
-	if s.WholeGPU() {
-		return strconv.Itoa(s.Index)
-	}
-	return fmt.Sprintf("%d:%d", s.Index, s.MIGDeviceIndex)
-}
-
-func deviceTitle(s *device.Status) string { return fmt.Sprintf("GPU %s (%s)", deviceIndex(s), s.ID) }
+func deviceTitle(s *device.Status) string { return fmt.Sprintf("GPU %s (%s)", s.Number(), s.ID) }
 
 func deviceNames(statuses []device.Status) string {
 	names := make([]string, len(statuses))
 	for i := range statuses {
-		names[i] = fmt.Sprintf("%s (%s)", deviceIndex(&statuses[i]), statuses[i].ID)
+		names[i] = fmt.Sprintf("%s (%s)", statuses[i].Number(), statuses[i].ID)
 	}
 	return cmp.Or(strings.Join(names, ", "), "none: the node has no GPU")
 }

@@ -43,14 +43,10 @@ const (
 
 // Name returns the device's name for the runtime and in the CDI spec.
 func (s DeviceIDStrategy) Name(d device.Device) string {
-	switch {
-	case s != Index:
-		return string(d.ID)
-	case d.WholeGPU():
-		return strconv.Itoa(d.Index)
-	default:
-		return strconv.Itoa(d.Index) + ":" + strconv.Itoa(d.MIGDeviceIndex)
+	if s == Index {
+		return d.Number()
 	}
+	return string(d.ID)
 }
 
 const (
