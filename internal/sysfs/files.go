@@ -1,6 +1,7 @@
 package sysfs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
 const (
@@ -40,26 +43,20 @@ func (f *files) file(path string) (string, error) {
 		content []byte
 		err     error
 	}
-	results := make(chan result, 1)
-	go func() {
-		var read result
+	read, inTime := retry.WithTimeout(context.Background(), fileTimeout, func(context.Context) (r result) {
+		defer f.end(device)
 		opened, err := f.root.Open(path)
-		if err == nil {
-			read.content, err = io.ReadAll(io.LimitReader(opened, maxFileBytes))
-			opened.Close() //nolint:errcheck // opened for reading
+		if err != nil {
+			return result{err: err}
 		}
-		read.err = err
-		f.mu.Lock()
-		delete(f.pending, device)
-		f.mu.Unlock()
-		results <- read
-	}()
-	select {
-	case read := <-results:
-		return strings.TrimSpace(string(read.content)), read.err
-	case <-time.After(fileTimeout):
+		defer opened.Close() //nolint:errcheck // opened for reading
+		r.content, r.err = io.ReadAll(io.LimitReader(opened, maxFileBytes))
+		return r
+	})
+	if !inTime {
 		return "", fmt.Errorf("read %s: no answer within %s", path, fileTimeout)
 	}
+	return strings.TrimSpace(string(read.content)), read.err
 }
 
 // begin begins a read of a device's file, or returns why it may not begin.
@@ -74,6 +71,12 @@ func (f *files) begin(device string) error {
 	}
 	f.pending[device] = true
 	return nil
+}
+
+func (f *files) end(device string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.pending, device)
 }
 
 // collection is a running reading.

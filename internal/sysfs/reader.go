@@ -9,10 +9,11 @@ import (
 	"context"
 	"io/fs"
 	"log/slog"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/loglimit"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
 const (
@@ -36,9 +37,8 @@ type Reader struct {
 	files   *files
 	log     *loglimit.Limiter[string]
 
-	mu      sync.Mutex
-	newest  *Reading // the newest complete reading; guarded by mu
-	running bool     // a reading; guarded by mu
+	newest  atomic.Pointer[Reading] // complete; nil: none yet
+	running atomic.Bool             // a reading
 }
 
 // New returns a Reader. Nothing is opened before the first Read.
@@ -55,29 +55,18 @@ func (r *Reader) Read(ctx context.Context) *Reading {
 	if r == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
-	defer cancel()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.running {
-		r.running = true
-		ended := make(chan struct{})
-		go r.read(ended)
-		r.mu.Unlock()
-		select {
-		case <-ended:
-		case <-ctx.Done():
-		}
-		r.mu.Lock()
+	if r.running.CompareAndSwap(false, true) {
+		retry.WithTimeout(ctx, waitTimeout, r.read)
 	}
-	if r.newest == nil || time.Since(r.newest.At) >= maxAge {
+	newest := r.newest.Load()
+	if newest == nil || time.Since(newest.At) >= maxAge {
 		return nil
 	}
-	return r.newest
+	return newest
 }
 
 // read makes a reading. At most one runs.
-func (r *Reader) read(ended chan struct{}) {
+func (r *Reader) read(context.Context) (none struct{}) {
 	c := &collection{files: r.files, reading: &Reading{At: time.Now(), devices: map[string][]string{}}}
 	if r.options.RDMA {
 		c.readRDMA()
@@ -88,8 +77,7 @@ func (r *Reader) read(ended chan struct{}) {
 	if c.err != nil && r.log.Allow("", time.Now()) {
 		r.options.Log.Warn("sysfs values missing", "values", c.missing, "first", c.err)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.newest, r.running = c.reading, false
-	close(ended)
+	r.newest.Store(c.reading)
+	r.running.Store(false)
+	return none
 }
