@@ -86,8 +86,7 @@ func New(socket string, o Options) (*Client, error) {
 }
 
 func newClient(socket string, o Options, dial dialFunc) (*Client, error) {
-	labels, err := newAllowlist(o.Labels)
-	if err != nil {
+	if err := ValidateLabels(o.Labels); err != nil {
 		return nil, err
 	}
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
@@ -96,7 +95,7 @@ func newClient(socket string, o Options, dial dialFunc) (*Client, error) {
 		socket:    socket,
 		dial:      dial,
 		createdAt: time.Now(),
-		event:     watchEvent{allowlist: labels, jobLabel: o.JobLabel},
+		event:     watchEvent{allowlist: o.Labels, jobLabel: o.JobLabel},
 		backoff:   retry.Backoff{Min: minBackoff, Max: maxBackoff},
 	}, nil
 }

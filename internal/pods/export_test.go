@@ -23,11 +23,10 @@ const (
 
 // DecodePod decodes a kubelet's pod, with these labels.
 func DecodePod(b []byte, labels ...string) (Pod, error) {
-	allowlist, err := newAllowlist(labels)
-	if err != nil {
+	if err := ValidateLabels(labels); err != nil {
 		return Pod{}, err
 	}
-	e := watchEvent{allowlist: allowlist}
-	err = e.readEvent(&api.WatchPodsEvent{Type: api.EventType_ADDED, Pod: b})
+	e := watchEvent{allowlist: labels}
+	err := e.readEvent(&api.WatchPodsEvent{Type: api.EventType_ADDED, Pod: b})
 	return e.pod, err
 }
