@@ -55,7 +55,8 @@ type Snapshot struct {
 	All []Allocation
 	// Complete is set if an id without a row is not allocated. Until then, such an id is unknown.
 	Complete bool
-	// Recent are the newest owners of each device, including the current ones.
+	// Recent are the newest owners of each device, including the current ones;
+	// ordered by device.
 	Recent []Record
 	// Resources is from the same answer, except allocatable resources, which
 	// are read less often. An unchanged slice keeps its identity.
@@ -114,12 +115,21 @@ func (a Snapshot) DeviceIDs(resource string) (ids []device.AdvertisedID) {
 
 // ForDevice returns the allocations of a device.
 func (a Snapshot) ForDevice(id device.ID) []Allocation {
-	start, _ := slices.BinarySearchFunc(a.All, id, func(r Allocation, id device.ID) int {
-		return cmp.Compare(r.DeviceID.Device(), id)
-	})
+	return rowsOf(a.All, id, func(r Allocation) device.ID { return r.DeviceID.Device() })
+}
+
+// RecentOf returns the newest owners of a device.
+func (a Snapshot) RecentOf(id device.ID) []Record {
+	return rowsOf(a.Recent, id, func(r Record) device.ID { return r.Device })
+}
+
+// rowsOf returns the rows of a device. The rows are in the order of devices.
+func rowsOf[T any](rows []T, id device.ID, deviceOf func(T) device.ID) []T {
+	byDevice := func(row T, id device.ID) int { return cmp.Compare(deviceOf(row), id) }
+	start, _ := slices.BinarySearchFunc(rows, id, byDevice)
 	end := start
-	for end < len(a.All) && a.All[end].DeviceID.Device() == id {
+	for end < len(rows) && deviceOf(rows[end]) == id {
 		end++
 	}
-	return a.All[start:end]
+	return rows[start:end]
 }

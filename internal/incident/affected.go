@@ -32,7 +32,7 @@ func (e *trackedIncident) attribute(h *allocation.Snapshot) {
 }
 
 func (e *trackedIncident) attributeDevice(id device.ID, h *allocation.Snapshot) {
-	allocations, records := h.ForDevice(id), recordsOf(h.Recent, id)
+	allocations, records := h.ForDevice(id), h.RecentOf(id)
 	var newestSince time.Time // begin of the newest allocation
 	isOfDevice := func(u allocation.Allocation) bool { return u.DeviceID.Device() == id }
 	if slices.ContainsFunc(e.unnamedAllocations, isOfDevice) {
@@ -116,7 +116,7 @@ func (e *trackedIncident) updateAffected(h *allocation.Snapshot, now time.Time) 
 			continue
 		}
 		id := e.DeviceOf(o)
-		seen := recordsOf(h.Recent, id)
+		seen := h.RecentOf(id)
 		s := allocation.Record{LastSeen: e.Last} // without a record: allocated at the event
 		if k := slices.IndexFunc(seen, func(s allocation.Record) bool { return s.Owner == o.Owner }); k >= 0 {
 			s = seen[k]
@@ -134,18 +134,6 @@ func (e *trackedIncident) updateAffected(h *allocation.Snapshot, now time.Time) 
 		o.Until = latest(s.LastSeen, o.Since)
 		e.setAffected(i, o)
 	}
-}
-
-// recordsOf returns the records of a device. The rows are ordered as
-// allocation.Snapshot.Recent.
-func recordsOf(recent []allocation.Record, id device.ID) []allocation.Record {
-	byDevice := func(s allocation.Record, id device.ID) int { return cmp.Compare(s.Device, id) }
-	start, _ := slices.BinarySearchFunc(recent, id, byDevice)
-	end := start
-	for end < len(recent) && recent[end].Device == id {
-		end++
-	}
-	return recent[start:end]
 }
 
 // TerminationLookup returns the termination of an assignment's container, and

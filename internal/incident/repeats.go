@@ -36,7 +36,7 @@ func (e *trackedIncident) sameAllocations(o *device.HealthEvent, h *allocation.S
 		return s.EndedAt.IsZero() && s.FirstSeen.After(e.Last) && !s.FirstSeen.After(o.At)
 	}
 	for _, id := range e.deviceIDs {
-		if slices.ContainsFunc(recordsOf(h.Recent, id), began) {
+		if slices.ContainsFunc(h.RecentOf(id), began) {
 			return false
 		}
 	}
