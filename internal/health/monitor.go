@@ -17,6 +17,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
 // Monitor merges driver events, checks and listings into the health of each
@@ -99,17 +100,11 @@ func (m *Monitor) Report(ctx context.Context, e device.Event, count int, at time
 // Drain waits until no listing, reading of links or Wait runs, and reports false
 // if ctx is done first.
 func (m *Monitor) Drain(ctx context.Context) bool {
-	idle := make(chan struct{})
-	go func() { // ends with the last call; a call that hangs forever keeps this goroutine as well
+	_, drained := retry.Await(ctx, func(context.Context) (none struct{}) {
 		m.calls.Wait()
-		close(idle)
-	}()
-	select {
-	case <-idle:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+		return none
+	})
+	return drained
 }
 
 // Run monitors the devices until ctx is done. Run never waits for the driver: a

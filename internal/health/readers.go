@@ -197,23 +197,18 @@ func (r *Readers) call(ctx context.Context, gpu device.GPU, f func() Reading) Re
 	if r.Stalled(gpu) {
 		return Reading{GPU: gpu, Err: device.ErrStalled}
 	}
-	result := make(chan Reading, 1)
-	go func() { // ends with the call
+	reading, inTime := retry.Await(ctx, func(context.Context) Reading {
 		end, err := r.begin(gpu)
 		if err != nil {
-			result <- Reading{GPU: gpu, Err: err}
-			return
+			return Reading{GPU: gpu, Err: err}
 		}
-		reading := f()
-		end()
-		result <- reading
-	}()
-	select {
-	case reading := <-result:
-		return reading
-	case <-ctx.Done():
+		defer end()
+		return f()
+	})
+	if !inTime {
 		return Reading{GPU: gpu, Err: device.ErrStalled}
 	}
+	return reading
 }
 
 // check checks the GPU in the background and calls done with the result; not

@@ -45,13 +45,18 @@ func (b *Backoff) Next() time.Duration {
 // Reset makes Min the next delay.
 func (b *Backoff) Reset() { b.delay = 0 }
 
-// WithTimeout returns the result of call, and false after the timeout. A call
-// that hangs ends with the process.
+// WithTimeout is Await with a timeout.
 func WithTimeout[T any](
 	ctx context.Context, timeout time.Duration, call func(context.Context) T,
 ) (answer T, inTime bool) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	return Await(ctx, call)
+}
+
+// Await returns the result of call, and false if ctx is done first. A call that
+// hangs ends with the process.
+func Await[T any](ctx context.Context, call func(context.Context) T) (answer T, inTime bool) {
 	result := make(chan T, 1)
 	go func() { result <- call(ctx) }()
 	select {
