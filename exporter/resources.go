@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/allocation"
+	"github.com/podgauge/podgauge/internal/text"
 )
 
 // renderAllocatable renders the resources that the kubelet can allocate, of any device plugin.
@@ -64,11 +65,7 @@ func (r *snapshotSeries) renderAllocated(s *allocation.ResourceSet) {
 
 // formatNUMANodes returns "" if no node is known.
 func formatNUMANodes(nodes []int) string {
-	text := make([]string, len(nodes))
-	for i, n := range nodes {
-		text[i] = strconv.Itoa(n)
-	}
-	return strings.Join(text, ",")
+	return strings.Join(text.Each(nodes, strconv.Itoa), ",")
 }
 
 // countSharedCPUs counts the CPUs that are not exclusive to a container
@@ -92,7 +89,7 @@ func countSharedCPUs(allocatable []int64, allocated []allocation.ExclusiveCPUs) 
 // formatCPURanges returns "2-3,7" for 7, 3 and 2.
 func formatCPURanges(cpus []int64) string {
 	sorted := slices.Compact(slices.Sorted(slices.Values(cpus)))
-	var text []string
+	var ranges []string
 	for i := 0; i < len(sorted); {
 		n := i
 		for n+1 < len(sorted) && sorted[n+1] == sorted[n]+1 {
@@ -102,8 +99,8 @@ func formatCPURanges(cpus []int64) string {
 		if n > i {
 			first += "-" + strconv.FormatInt(sorted[n], 10)
 		}
-		text = append(text, first)
+		ranges = append(ranges, first)
 		i = n + 1
 	}
-	return strings.Join(text, ",")
+	return strings.Join(ranges, ",")
 }

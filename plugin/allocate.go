@@ -7,6 +7,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/plugin/preferred"
 	"github.com/podgauge/podgauge/plugin/response"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -46,11 +47,7 @@ func (s *server) buildResponse(r *api.AllocateRequest) (*api.AllocateResponse, [
 }
 
 func advertisedIDs(ids []string) []device.AdvertisedID {
-	advertised := make([]device.AdvertisedID, len(ids))
-	for i, id := range ids {
-		advertised[i] = device.AdvertisedID(id)
-	}
-	return advertised
+	return text.Each(ids, func(id string) device.AdvertisedID { return device.AdvertisedID(id) })
 }
 
 // callSnapshot has the published values at the time of a call. The kubelet's

@@ -7,6 +7,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/text"
 )
 
 // reasonMPSDown marks a healthy device without an MPS control daemon.
@@ -131,10 +132,7 @@ func (r Rules) addDevices(lists map[string]*deviceList, name string, statuses []
 func (r Rules) Preview(statuses []device.Status) (all []Resource, warnings []string) {
 	lists, warnings := r.deviceLists(statuses)
 	for _, name := range slices.Sorted(maps.Keys(lists)) {
-		ids := make([]device.AdvertisedID, len(lists[name].items))
-		for n, i := range lists[name].items {
-			ids[n] = i.id
-		}
+		ids := text.Each(lists[name].items, func(i listItem) device.AdvertisedID { return i.id })
 		all = append(all, Resource{Name: name, IDs: ids})
 	}
 	return all, warnings

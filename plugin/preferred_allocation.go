@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/plugin/preferred"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
@@ -33,11 +34,9 @@ func (s *server) GetPreferredAllocation(
 				return err != requestError{}
 			},
 		}, snapshot.rules.Policy)
-		chosen := &api.ContainerPreferredAllocationResponse{DeviceIDs: make([]string, len(ids))}
-		for i, id := range ids {
-			chosen.DeviceIDs[i] = string(id)
-		}
-		resp.ContainerResponses = append(resp.ContainerResponses, chosen)
+		resp.ContainerResponses = append(resp.ContainerResponses, &api.ContainerPreferredAllocationResponse{
+			DeviceIDs: text.Each(ids, func(id device.AdvertisedID) string { return string(id) }),
+		})
 	}
 	s.Hooks.OnCallServed("GetPreferredAllocation", time.Since(begin), nil)
 	return resp, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/loglimit"
 	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/text"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -117,10 +118,7 @@ func (r *resourceState) reject(operation string, ids []device.AdvertisedID, errs
 		return nil
 	}
 	slices.SortFunc(errs, func(a, b requestError) int { return strings.Compare(a.message, b.message) })
-	messages := make([]string, len(errs))
-	for i, err := range errs {
-		messages[i] = err.message
-	}
+	messages := text.Each(errs, func(err requestError) string { return err.message })
 	err := fmt.Errorf("cannot %s: %s", operation, strings.Join(slices.Compact(messages), ", "))
 	if r.rejections.Allow(operation+" "+messages[0], time.Now()) {
 		r.Log.Warn("container rejected", "resource", r.resource, "ids", ids, "err", err)

@@ -249,7 +249,8 @@ func (o commandOptions) doctorOptions() doctor.Options {
 	s := o.Loaded.Settings
 	source, _ := o.Builder.Location() // checked
 	opts := doctor.Options{
-		Config: source.File, ConfigErr: o.ConfigErr, RetiredErr: config.CheckRetired(o.Health.RetiredFile),
+		Config: source.File, UnknownKeys: text.Each(o.Loaded.UnknownKeys, config.UnknownKey.String),
+		ConfigErr: o.ConfigErr, RetiredErr: config.CheckRetired(o.Health.RetiredFile),
 		DevRoot: rules.DevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || rules.UsesCDI(s),
 		HostRoots: []string{s.ContainerDriverRoot, "/"}, DeviceListStrategies: s.DeviceListStrategy,
 		KubeletDir: o.KubeletDir, DevicePluginDir: o.DevicePluginDir, DevicePlugin: o.DevicePlugin,
@@ -258,9 +259,6 @@ func (o commandOptions) doctorOptions() doctor.Options {
 		ProcessesVisible: cgroup.New(cgroup.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),
 		LookupEnv:        o.LookupEnv, ReadyURL: o.Web.ReadyURL(),
 		DCGMCountersFile: o.Metrics.DCGMCountersFile, DCGMCounters: o.Metrics.DCGM,
-	}
-	for _, key := range o.Loaded.UnknownKeys {
-		opts.UnknownKeys = append(opts.UnknownKeys, key.String())
 	}
 	if rules.UsesCDI(s) {
 		opts.CDIDir = cdi.DefaultDir

@@ -8,6 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
 	"github.com/podgauge/podgauge/internal/kmsg"
+	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/podresources"
 )
 
@@ -44,10 +45,6 @@ type pluginHooks struct {
 }
 
 func (h pluginHooks) OnAllocated(resource string, ids []device.AdvertisedID) {
-	devices := make([]device.ID, len(ids))
-	for i, id := range ids {
-		devices[i] = id.Device()
-	}
-	defer h.exporter.BeginAllocate(devices...)()
+	defer h.exporter.BeginAllocate(text.Each(ids, device.AdvertisedID.Device)...)()
 	h.Client.OnAllocated(resource, ids)
 }

@@ -172,11 +172,7 @@ func FormatTable(rows [][]string) string {
 	var table strings.Builder
 	tw := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
-		cells := make([]string, len(row))
-		for i, cell := range row {
-			cells[i] = text.Printable(cell)
-		}
-		io.WriteString(tw, strings.Join(cells, "\t")+"\n") //nolint:errcheck // to memory
+		io.WriteString(tw, strings.Join(text.Each(row, text.Printable), "\t")+"\n") //nolint:errcheck // to memory
 	}
 	tw.Flush() //nolint:errcheck // to memory
 	return table.String()

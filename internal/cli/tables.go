@@ -96,13 +96,11 @@ func KubeletText(d *api.DevicesResponse) string {
 }
 
 func ownersText(d *api.DeviceJSON) string {
-	names := make([]string, len(d.Owners))
-	for i, o := range d.Owners {
-		names[i] = o.Namespace + "/" + o.Pod + "/" + o.Container
-	}
 	switch {
-	case len(names) > 0:
-		return text.JoinFirst(names)
+	case len(d.Owners) > 0:
+		return text.JoinFirst(text.Each(d.Owners, func(o api.OwnerJSON) string {
+			return o.Namespace + "/" + o.Pod + "/" + o.Container
+		}))
 	case d.AllocationState == "unallocated":
 		return emptyCell
 	}

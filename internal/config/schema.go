@@ -73,10 +73,7 @@ func (d *document) chooseNamed(root *yaml.Node, want string) (*yaml.Node, error)
 			return nil, d.errorAt(err, fallback.line, "default")
 		}
 	}
-	names := make([]string, len(configs))
-	for i, c := range configs {
-		names[i] = c.key
-	}
+	names := text.Each(configs, func(e entry) string { return e.key })
 	if d.name, err = chooseConfig(names, want); err != nil {
 		return nil, d.errorAt(err, 0, "")
 	}

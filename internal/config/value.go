@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/podgauge/podgauge/internal/text"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -163,9 +164,5 @@ func joinOr(words []string) string {
 func joinAll[T any](items []T) string { return strings.Join(textsOf(items), ", ") }
 
 func textsOf[T any](items []T) []string {
-	texts := make([]string, len(items))
-	for i, item := range items {
-		texts[i] = fmt.Sprint(item)
-	}
-	return texts
+	return text.Each(items, func(item T) string { return fmt.Sprint(item) })
 }

@@ -209,10 +209,7 @@ func findDevice(statuses []device.Status, name string) (id device.ID, title stri
 func deviceTitle(s *device.Status) string { return fmt.Sprintf("GPU %s (%s)", s.Number(), s.ID) }
 
 func deviceNames(statuses []device.Status) string {
-	names := make([]string, len(statuses))
-	for i := range statuses {
-		names[i] = fmt.Sprintf("%s (%s)", statuses[i].Number(), statuses[i].ID)
-	}
+	names := text.Each(statuses, func(s device.Status) string { return fmt.Sprintf("%s (%s)", s.Number(), s.ID) })
 	return cmp.Or(strings.Join(names, ", "), "none: the node has no GPU")
 }
 

@@ -130,10 +130,7 @@ func Devices(state *node.State, monitor *health.Monitor) error {
 	known := slices.DeleteFunc(slices.Clone(monitor.Missing()), func(d device.Device) bool {
 		return !settings.DeviceFilter.Allows(d)
 	})
-	names := make([]string, len(known))
-	for i, d := range known {
-		names[i] = fmt.Sprintf("GPU %d (%s)", d.Index, d.ID)
-	}
+	names := text.Each(known, func(d device.Device) string { return fmt.Sprintf("GPU %d (%s)", d.Index, d.ID) })
 	expected := settings.ExpectedGPUs
 	for _, s := range statuses {
 		if s.WholeGPU() && s.Gone && s.Reason == device.ReasonRetired {

@@ -25,6 +25,15 @@ func Plural(n int, noun string) string {
 	return strconv.Itoa(n) + " " + noun + "s"
 }
 
+// Each returns the text of each item.
+func Each[T any, S ~string](items []T, of func(T) S) []S {
+	texts := make([]S, len(items))
+	for i, item := range items {
+		texts[i] = of(item)
+	}
+	return texts
+}
+
 // JoinFirst joins the first names, and adds the number of further names.
 func JoinFirst(names []string) string {
 	if more := len(names) - maxNames; more > 0 {

@@ -25,11 +25,7 @@ const previewTimeout = 10 * time.Second
 // are rejected: before a rollout the operator can still correct the file.
 func Settings(loaded *config.Loaded, stdout io.Writer) error {
 	if unknown := loaded.UnknownKeys; len(unknown) > 0 {
-		lines := make([]string, len(unknown))
-		for i, key := range unknown {
-			lines[i] = key.String()
-		}
-		return errors.New(strings.Join(lines, "; "))
+		return errors.New(strings.Join(text.Each(unknown, config.UnknownKey.String), "; "))
 	}
 	fmt.Fprintln(stdout, "The config is valid.")
 	for _, notice := range loaded.Notices {
@@ -76,10 +72,7 @@ func Preview(ctx context.Context, driver device.Backend, s config.Settings, stdo
 	}
 	rows := [][]string{{"RESOURCE", "DEVICES", "IDS"}}
 	for _, list := range lists {
-		ids := make([]string, len(list.IDs))
-		for i, id := range list.IDs {
-			ids[i] = string(id)
-		}
+		ids := text.Each(list.IDs, func(id device.AdvertisedID) string { return string(id) })
 		rows = append(rows, []string{list.Name, strconv.Itoa(len(ids)), text.JoinFirst(ids)})
 	}
 	_, err = io.WriteString(stdout, cli.FormatTable(rows))

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/text"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -105,14 +106,7 @@ func (o Options) ForContainer(devices []device.Device) *api.ContainerAllocateRes
 	// same device.
 	devices = slices.SortedFunc(slices.Values(devices), device.Device.Compare)
 	devices = slices.CompactFunc(devices, func(a, b device.Device) bool { return a.ID == b.ID })
-	names := make([]string, len(devices))
-	for i, d := range devices {
-		names[i] = o.IDStrategy.Name(d)
-	}
-	channels := make([]string, len(o.IMEXChannels))
-	for i, c := range o.IMEXChannels {
-		channels[i] = strconv.Itoa(c)
-	}
+	names, channels := text.Each(devices, o.IDStrategy.Name), text.Each(o.IMEXChannels, strconv.Itoa)
 	r := &api.ContainerAllocateResponse{Envs: map[string]string{}}
 	o.addCDI(r, names, channels)
 	o.addMPS(r)
