@@ -80,17 +80,6 @@ func (s *State) PluginResources() []plugin.Resource {
 	return s.Rules.Newest().WithRegistrations(s.Statuses(), s.Resources.Newest())
 }
 
-// WaitingResources returns the resources with a first registration that waits
-// for another plugin.
-func (s *State) WaitingResources() (names []string) {
-	for _, r := range s.Resources.Newest() {
-		if r.Waiting {
-			names = append(names, r.Name)
-		}
-	}
-	return names
-}
-
 // PodMeta returns the metadata of a pod as far as known.
 func (s *State) PodMeta(namespace, pod string) allocation.PodMeta {
 	known := s.Pods.Newest()

@@ -147,10 +147,13 @@ func Devices(state *node.State, monitor *health.Monitor) error {
 	return fmt.Errorf("%s missing: %s", text.Plural(len(names), "known GPU"), text.JoinFirst(names))
 }
 
-// Notes returns a line for each resource that waits for another plugin.
+// Notes returns a line for each resource with a first registration that waits
+// for another plugin.
 func Notes(state *node.State) (lines []string) {
-	for _, name := range state.WaitingResources() {
-		lines = append(lines, name+": "+plugin.OtherPluginReason)
+	for _, r := range state.Resources.Newest() {
+		if r.Waiting {
+			lines = append(lines, r.Name+": "+plugin.OtherPluginReason)
+		}
 	}
 	return lines
 }
