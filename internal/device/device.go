@@ -7,7 +7,6 @@ package device
 import (
 	"cmp"
 	"fmt"
-	"reflect"
 	"strconv"
 	"strings"
 )
@@ -119,6 +118,3 @@ func (d Device) Compare(o Device) int {
 	return cmp.Or(cmp.Compare(d.Index, o.Index), cmp.Compare(d.GPU, o.GPU),
 		cmp.Compare(d.MIGDeviceIndex, o.MIGDeviceIndex), cmp.Compare(d.ID, o.ID))
 }
-
-// Equal reports whether all fields of two devices are equal.
-func (d Device) Equal(o Device) bool { return reflect.DeepEqual(d, o) }

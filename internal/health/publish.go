@@ -66,7 +66,7 @@ func (e *engine) publishMissing() {
 		}
 	}
 	slices.SortFunc(missing, device.Device.Compare)
-	if !slices.EqualFunc(missing, e.missing, device.Device.Equal) {
+	if !reflect.DeepEqual(missing, e.missing) {
 		e.missing = missing
 		e.emit(setMissing(missing))
 	}
