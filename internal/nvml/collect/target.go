@@ -30,8 +30,8 @@ func (t *target) forget() {
 		}
 	}
 	clear(t.attempts)
-	t.sampler.reset(&t.latest)
-	t.sampler.attempt = attempt{}
+	t.latest.UnsetGPM()
+	t.sampler.takenAt, t.sampler.attempt = time.Time{}, attempt{}
 }
 
 // maxWindowAge is the maximum age of a GPM window in a collection: below a
@@ -48,12 +48,6 @@ type gpmSampler struct {
 	previous, next nvml.GpmSample // nil: not allocated yet
 	takenAt        time.Time      // zero: previous is empty
 	resets         uint64         // of the GPU, when previous was taken
-}
-
-// reset makes the next sample a first one.
-func (s *gpmSampler) reset(values *metric.Values) {
-	s.takenAt = time.Time{}
-	values.UnsetGPM()
 }
 
 // expire drops the metrics of an old window, as while checks fail.

@@ -20,11 +20,8 @@ type GPMValue struct {
 }
 
 // Calls are all functions for values: shared functions, and functions of single
-// rows.
-var Calls, gpmValues = assignValues(Rows)
-
-// GPMValues are the GPM metrics of rows.
-var GPMValues = gpmValues
+// rows. GPMValues are the GPM metrics of rows.
+var Calls, GPMValues = assignValues(Rows)
 
 // assignValues gives the sources of single rows a separate ValueID.
 func assignValues(rows []Row) (calls []Call, gpm []GPMValue) {
