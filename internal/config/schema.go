@@ -142,7 +142,8 @@ func (d *document) collect(n *yaml.Node, path string, known map[string][]string)
 			d.addNotice(e.line, "%s: key of NVIDIA's GPU feature discovery, ignored", path)
 			continue
 		case !slices.Contains(known[pattern], e.key):
-			d.unknown = append(d.unknown, newUnknownKey(d.file, e.line, path, known[pattern]))
+			valid := strings.Join(slices.Sorted(slices.Values(known[pattern])), ", ")
+			d.unknown = append(d.unknown, UnknownKey{d.file, e.line, text.OfName(path), "valid keys are " + valid})
 			continue
 		case isNull(e.value):
 			continue
@@ -193,11 +194,6 @@ type UnknownKey struct {
 	Line int
 	Key  string // with the path: "flags.migStrategie"
 	Hint string // the valid keys
-}
-
-func newUnknownKey(file string, line int, path string, valid []string) UnknownKey {
-	hint := "valid keys are " + strings.Join(slices.Sorted(slices.Values(valid)), ", ")
-	return UnknownKey{file, line, text.OfName(path), hint}
 }
 
 func (k UnknownKey) String() string {

@@ -140,7 +140,8 @@ func (l *Log) publish() (added []Incident) {
 	if !t.resetChanged() {
 		return nil
 	}
-	s := t.snapshot()
+	s := Snapshot{Incidents: t.incidents()}
+	s.Devices, s.Affected = t.counters.counts()
 	l.opts.Incidents.Set(s)
 	if l.opts.Store != nil {
 		l.opts.Store.SaveIncidents(s.Incidents, t.urgent)

@@ -264,13 +264,6 @@ func (t *tracker) resetChanged() (changed bool) {
 	return changed
 }
 
-// snapshot returns an immutable copy of the state.
-func (t *tracker) snapshot() Snapshot {
-	s := Snapshot{Incidents: t.incidents()}
-	s.Devices, s.Affected = t.counters.counts()
-	return s
-}
-
 // incidents returns the incidents, newest first.
 func (t *tracker) incidents() []Incident {
 	all := make([]Incident, 0, len(t.entries))
