@@ -44,16 +44,12 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 		NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1,
 		MemoryBytes: metric.TotalMemory(handle, has), InfoLabels: append(gpuLabels(handle, has), sess.commonLabels...),
 	}
-	if has["nvmlDeviceGetMinorNumber"] {
-		if minor, ret := handle.GetMinorNumber(); ret == nvml.SUCCESS && minor <= maxMinor {
-			g.device.Minor = minor
-		}
+	if minor, ok := lib.Ask(has, "nvmlDeviceGetMinorNumber", handle.GetMinorNumber); ok && minor <= maxMinor {
+		g.device.Minor = minor
 	}
-	if has["nvmlDeviceGetPciInfo_v3"] {
-		if pci, ret := handle.GetPciInfo(); ret == nvml.SUCCESS {
-			g.device.PCI = pciAddress(pci)
-			g.device.NUMANode = numaNode(b.options.SysRoot, g.device.PCI)
-		}
+	if pci, ok := lib.Ask(has, "nvmlDeviceGetPciInfo_v3", handle.GetPciInfo); ok {
+		g.device.PCI = pciAddress(pci)
+		g.device.NUMANode = numaNode(b.options.SysRoot, g.device.PCI)
 	}
 	return g, nil
 }
@@ -61,11 +57,8 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 // beforeHopper reports whether the GPU is of an architecture without a state of
 // the fabric.
 func beforeHopper(handle nvml.Device, has lib.Symbols) bool {
-	if !has["nvmlDeviceGetArchitecture"] {
-		return false
-	}
-	a, ret := handle.GetArchitecture()
-	return ret == nvml.SUCCESS && a < nvml.DEVICE_ARCH_HOPPER
+	a, ok := lib.Ask(has, "nvmlDeviceGetArchitecture", handle.GetArchitecture)
+	return ok && a < nvml.DEVICE_ARCH_HOPPER
 }
 
 // hasVirtualGPUs reports whether the GPU is virtual, or the host of virtual GPUs:
@@ -149,12 +142,11 @@ func gpuLabels(handle nvml.Device, has lib.Symbols) []device.Label {
 
 // readText returns a text of the driver, empty if unknown.
 func readText(handle nvml.Device, has lib.Symbols, symbol string, read func(nvml.Device) (string, nvml.Return)) string {
-	if has[symbol] {
-		if text, ret := read(handle); ret == nvml.SUCCESS {
-			return lib.ToValidUTF8(text)
-		}
+	text, ok := lib.Ask(has, symbol, func() (string, nvml.Return) { return read(handle) })
+	if !ok {
+		return ""
 	}
-	return ""
+	return lib.ToValidUTF8(text)
 }
 
 // unknownPosition is the byte of an unknown position. DCGM too treats the byte
@@ -165,11 +157,8 @@ const unknownPosition = 0xFF
 // chassis the driver fills in 0 and 1 for all but the module; nvidia-smi shows
 // none of them either.
 func readPlatform(handle nvml.Device, has lib.Symbols) (values [len(platformLabels)]string) {
-	if !has["nvmlDeviceGetPlatformInfo"] {
-		return values
-	}
-	p, ret := handle.GetPlatformInfo()
-	if ret != nvml.SUCCESS {
+	p, ok := lib.Ask(has, "nvmlDeviceGetPlatformInfo", handle.GetPlatformInfo)
+	if !ok {
 		return values
 	}
 	serial, _, _ := strings.Cut(string(p.ChassisSerialNumber[:]), "\x00")
@@ -209,11 +198,9 @@ func computeCapability(handle nvml.Device) (string, nvml.Return) {
 // systemLabels are the same for all GPUs of a node.
 func systemLabels(s *lib.Session, confidential string) []device.Label {
 	var cuda string
-	if s.Symbols["nvmlSystemGetCudaDriverVersion"] {
-		if v, ret := s.NVML.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
-			// 12080 is 12.8 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR)
-			cuda = strconv.Itoa(v/1000) + "." + strconv.Itoa(v%1000/10)
-		}
+	if v, ok := lib.Ask(s.Symbols, "nvmlSystemGetCudaDriverVersion", s.NVML.SystemGetCudaDriverVersion); ok {
+		// 12080 is 12.8 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR)
+		cuda = strconv.Itoa(v/1000) + "." + strconv.Itoa(v%1000/10)
 	}
 	return []device.Label{
 		{Name: "driver_version", Value: s.Version},
@@ -224,11 +211,9 @@ func systemLabels(s *lib.Session, confidential string) []device.Label {
 
 // confidentialComputing returns the mode of the node's GPUs, empty if unknown.
 func confidentialComputing(session *lib.Session) string {
-	if !session.Symbols["nvmlSystemGetConfComputeState"] {
-		return ""
-	}
-	switch s, ret := session.NVML.SystemGetConfComputeState(); {
-	case ret != nvml.SUCCESS:
+	s, ok := lib.Ask(session.Symbols, "nvmlSystemGetConfComputeState", session.NVML.SystemGetConfComputeState)
+	switch {
+	case !ok:
 		return ""
 	case s.CcFeature != nvml.CC_SYSTEM_FEATURE_ENABLED:
 		return "off"

@@ -69,9 +69,10 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 func (b *Backend) updateReadiness() {
 	library := b.Library()
 	library.NotReady = false
-	if sess := b.session; sess.confidential && sess.Symbols["nvmlSystemGetConfComputeGpusReadyState"] {
-		state, ret := sess.NVML.SystemGetConfComputeGpusReadyState()
-		library.NotReady = ret == nvml.SUCCESS && state == nvml.CC_ACCEPTING_CLIENT_REQUESTS_FALSE
+	if sess := b.session; sess.confidential {
+		state, ok := lib.Ask(sess.Symbols, "nvmlSystemGetConfComputeGpusReadyState",
+			sess.NVML.SystemGetConfComputeGpusReadyState)
+		library.NotReady = ok && state == nvml.CC_ACCEPTING_CLIENT_REQUESTS_FALSE
 	}
 	b.library.Store(&library)
 }

@@ -28,10 +28,8 @@ func NewSession(library nvml.Interface, more []string) *Session {
 			}
 		}
 	}
-	if s.Symbols["nvmlSystemGetDriverVersion"] {
-		if v, ret := library.SystemGetDriverVersion(); ret == nvml.SUCCESS {
-			s.Version = ToValidUTF8(v)
-		}
+	if v, ok := Ask(s.Symbols, "nvmlSystemGetDriverVersion", library.SystemGetDriverVersion); ok {
+		s.Version = ToValidUTF8(v)
 	}
 	return s
 }

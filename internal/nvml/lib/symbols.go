@@ -1,6 +1,10 @@
 package lib
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
 
 // go-nvml binds each function at its first call. A call of an absent function,
 // or without a loaded library, ends the process with status 127, past defer and
@@ -103,6 +107,16 @@ func (s Symbols) Missing() (names []string) {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// Ask returns the answer of a function of a handle or of the library; false if
+// the function is absent or fails.
+func Ask[T any](has Symbols, symbol string, call func() (T, nvml.Return)) (answer T, ok bool) {
+	if !has[symbol] {
+		return answer, false
+	}
+	answer, ret := call()
+	return answer, ret == nvml.SUCCESS
 }
 
 // HasAll reports whether all functions can be called.
