@@ -25,6 +25,7 @@ import (
 	"github.com/podgauge/podgauge/internal/node"
 	"github.com/podgauge/podgauge/internal/operator"
 	"github.com/podgauge/podgauge/internal/pods"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/readiness"
 	"github.com/podgauge/podgauge/internal/rules"
 	"github.com/podgauge/podgauge/internal/state"
@@ -227,7 +228,7 @@ func (a *app) serveSocket(ctx context.Context) error {
 // served while a driver initializes or hangs. A listing with devices and an
 // error omits a device.
 func (a *app) requireDriver(ctx context.Context) error {
-	for {
+	for ctx.Err() == nil {
 		d, changed := a.node.Driver.Get()
 		switch d.State {
 		case device.DriverUp, device.DriverReplaced:
@@ -235,12 +236,9 @@ func (a *app) requireDriver(ctx context.Context) error {
 		case device.DriverAbsent, device.DriverFailing:
 			return fmt.Errorf("--fail-on-init-error: %w", d.Err)
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-		}
+		pubsub.Wait(ctx, changed)
 	}
+	return nil
 }
 
 // addExporter adds the metrics.
@@ -308,14 +306,12 @@ func (a *app) reportCounters(c *dcgm.Counters) {
 // logMissingFamilies logs the metric families missing in an old driver library,
 // once after the first health check.
 func (a *app) logMissingFamilies(ctx context.Context) error {
-	for statuses, changed := a.node.Devices.Get(); statuses == nil; statuses, changed = a.node.Devices.Get() {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-		}
+	statuses, changed := a.node.Devices.Get()
+	for statuses == nil && ctx.Err() == nil {
+		pubsub.Wait(ctx, changed)
+		statuses, changed = a.node.Devices.Get()
 	}
-	if families := a.machine.Library.Library().MissingFamilies; len(families) > 0 {
+	if families := a.machine.Library.Library().MissingFamilies; len(families) > 0 && statuses != nil {
 		a.log.Warn("driver library too old for some metric families", "families", strings.Join(families, ","))
 	}
 	return nil
