@@ -66,7 +66,7 @@ type app struct {
 }
 
 // task runs until ctx is done.
-type task func(ctx context.Context) error
+type task = func(ctx context.Context) error
 
 // component is a task with a liveness check. A component with a Ready method
 // has a readiness check as well.
@@ -358,9 +358,7 @@ func (a *app) run(ctx context.Context, l server.Listeners) error {
 		Log: a.logger("exporter"), Version: version, Simulated: a.machine.Simulated,
 	}
 	tasks = append(tasks, readyNode.Run)
-	for _, serve := range a.o.Web.Tasks(l, a.metrics.Handler(handler), handler.Probes(), a.log) {
-		tasks = append(tasks, serve)
-	}
+	tasks = append(tasks, a.o.Web.Tasks(l, a.metrics.Handler(handler), handler.Probes(), a.log)...)
 	g, ctx := errgroup.WithContext(ctx)
 	for _, t := range tasks {
 		g.Go(func() error { return t(ctx) })

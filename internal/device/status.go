@@ -81,11 +81,7 @@ var AllHealth = [...]Health{Healthy, Suspect, Unhealthy, Recovering}
 
 // String returns the state's name in metrics, JSON and tables.
 func (h Health) String() string {
-	names := [...]string{Healthy: "healthy", Suspect: "suspect", Unhealthy: "unhealthy", Recovering: "recovering"}
-	if int(h) >= len(names) {
-		return "unknown"
-	}
-	return names[h]
+	return [...]string{Healthy: "healthy", Suspect: "suspect", Unhealthy: "unhealthy", Recovering: "recovering"}[h]
 }
 
 // HealthTimes are the times that a device has been in its states in this
