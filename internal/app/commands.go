@@ -156,7 +156,10 @@ func newValidateCommand(o commandOptions, daemonFlags *pflag.FlagSet) *cobra.Com
 			if err := validate.Settings(&o.Loaded, c.OutOrStdout()); err != nil {
 				return err
 			}
-			if err := o.preview(c.Context(), c.OutOrStdout()); err != nil {
+			err := o.onPlatform(func(m *Hardware) error {
+				return validate.Preview(c.Context(), m, o.Loaded.Settings, c.OutOrStdout())
+			})
+			if err != nil {
 				return cli.Failed(fmt.Errorf("the effect on this node is unknown: %w", err))
 			}
 			return nil
@@ -183,16 +186,6 @@ func (o commandOptions) setConfigFile(f *pflag.FlagSet, args []string) error {
 	return err
 }
 
-// preview prints the device lists on this node.
-func (o commandOptions) preview(ctx context.Context, stdout io.Writer) error {
-	m, err := o.openPlatform(slog.New(slog.DiscardHandler))
-	if err != nil {
-		return err
-	}
-	defer m.close()
-	return validate.Preview(ctx, m, o.Loaded.Settings, stdout)
-}
-
 func newDoctorCommand(o commandOptions, daemonFlags *pflag.FlagSet) *cobra.Command {
 	var out cli.Output
 	c := &cobra.Command{
@@ -207,7 +200,9 @@ func newDoctorCommand(o commandOptions, daemonFlags *pflag.FlagSet) *cobra.Comma
 				return err
 			}
 			out.Terminal = client.IsTerminal(c.OutOrStdout())
-			return cli.Failed(o.runDoctor(c.Context(), out, c.OutOrStdout()))
+			return cli.Failed(o.onPlatform(func(m *Hardware) error {
+				return o.runDoctor(c.Context(), m, out, c.OutOrStdout())
+			}))
 		}),
 	}
 	shareFlags(c, daemonFlags)
@@ -217,13 +212,8 @@ func newDoctorCommand(o commandOptions, daemonFlags *pflag.FlagSet) *cobra.Comma
 }
 
 // runDoctor examines the node, and prints the report.
-func (o commandOptions) runDoctor(ctx context.Context, out cli.Output, stdout io.Writer) error {
+func (o commandOptions) runDoctor(ctx context.Context, m *Hardware, out cli.Output, stdout io.Writer) error {
 	doctorOptions := o.doctorOptions()
-	m, err := o.openPlatform(slog.New(slog.DiscardHandler))
-	if err != nil {
-		return err
-	}
-	defer m.close()
 	if m.Library != nil {
 		doctorOptions.Driver = struct {
 			device.Backend
@@ -277,19 +267,27 @@ func newCaptureCommand(o commandOptions, daemonFlags *pflag.FlagSet) *cobra.Comm
 			if err := o.CompleteWithoutConfig(); err != nil {
 				return err
 			}
-			m, err := o.openPlatform(slog.New(slog.DiscardHandler))
-			if err != nil {
-				return cli.Failed(err)
-			}
-			defer m.close()
-			if m.Capture == nil {
-				return cli.Failed(errors.New("the driver is simulated"))
-			}
-			return cli.Failed(m.Capture(c.Context(), version, c.OutOrStdout()))
+			return cli.Failed(o.onPlatform(func(m *Hardware) error {
+				if m.Capture == nil {
+					return errors.New("the driver is simulated")
+				}
+				return m.Capture(c.Context(), version, c.OutOrStdout())
+			}))
 		}),
 	}
 	shareFlags(c, daemonFlags)
 	return c
+}
+
+// onPlatform runs a task of a command on the platform, without the daemon's
+// log.
+func (o commandOptions) onPlatform(task func(*Hardware) error) error {
+	m, err := o.openPlatform(slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	return task(m)
 }
 
 // openPlatform opens the platform with the settings and flags.
