@@ -102,10 +102,7 @@ func pciAddress(pci nvml.PciInfo) string {
 // numaNode returns the node in sysfs, or -1. NVML's nvmlDeviceGetNumaNodeId is
 // the node of the GPU's own memory, on machines with access to it from the CPU.
 func numaNode(sysRoot, pci string) int {
-	text, err := os.ReadFile(filepath.Join(sysRoot, "bus/pci/devices", pci, "numa_node"))
-	if err != nil {
-		return -1
-	}
+	text, _ := os.ReadFile(filepath.Join(sysRoot, "bus/pci/devices", pci, "numa_node")) // unreadable: no number
 	node, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {
 		return -1
