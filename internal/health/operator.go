@@ -274,21 +274,16 @@ func (e *engine) applyRetirements() {
 	}
 	for _, g := range e.gpus {
 		for id, s := range g.levels("") {
-			if list != nil {
-				names := []string{cmp.Or(string(id), string(g.gpu))}
-				if id == "" {
-					names = append(names, g.device.Serial())
-				}
-				e.applyRetirement(g, id, s, e.listedRetirement(list, s.listed, names...))
+			names := []string{cmp.Or(string(id), string(g.gpu))}
+			if id == "" {
+				names = append(names, g.device.Serial())
 			}
+			e.applyRetirement(g, id, s, e.listedRetirement(list, s.listed, names...))
 			e.noteFaultBehind(g, s)
 		}
 	}
 	for key, r := range e.absent {
-		listed := r.Listed
-		if list != nil {
-			listed = e.listedRetirement(list, listed, cmp.Or(string(key.device), string(key.gpu)))
-		}
+		listed := e.listedRetirement(list, r.Listed, cmp.Or(string(key.device), string(key.gpu)))
 		if listed != r.Listed {
 			r.setRetired(r.retiredByCommand(), listed)
 			e.absent[key] = r
@@ -298,9 +293,9 @@ func (e *engine) applyRetirements() {
 }
 
 // listedRetirement returns the retirement of a device by its names; the current
-// one if nothing has changed. A GPU that is gone is also found by its name in
-// the list before: its serial number is unknown. Without a date, and with one in
-// the future, the retirement begins now.
+// one if nothing has changed, or if the list is unknown. A GPU that is gone is
+// also found by its name in the list before: its serial number is unknown.
+// Without a date, and with one in the future, the retirement begins now.
 func (e *engine) listedRetirement(list device.Retirements, current *device.Retirement,
 	names ...string,
 ) *device.Retirement {
@@ -310,7 +305,7 @@ func (e *engine) listedRetirement(list device.Retirements, current *device.Retir
 	r, ok := list.Of(names...)
 	_, incomplete := list[device.IncompleteList]
 	switch {
-	case incomplete && !ok:
+	case list == nil, incomplete && !ok:
 		return current
 	case !ok:
 		return nil
