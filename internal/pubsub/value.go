@@ -37,27 +37,18 @@ func (v *Value[T]) Newest() T {
 
 // Set replaces the value and wakes all readers. The caller must not change the
 // value afterwards.
-func (v *Value[T]) Set(value T) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.set(value)
-}
-
-// set replaces the value and wakes all readers. mu is held.
-func (v *Value[T]) set(value T) {
-	v.value = value
-	if v.changed != nil {
-		close(v.changed)
-		v.changed = nil
-	}
-}
+func (v *Value[T]) Set(value T) { v.Update(func(T) T { return value }) }
 
 // Update replaces the value by the result of change and wakes all readers.
 // Concurrent updates come one after the other, so change must not use v.
 func (v *Value[T]) Update(change func(T) T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.set(change(v.value))
+	v.value = change(v.value)
+	if v.changed != nil {
+		close(v.changed)
+		v.changed = nil
+	}
 }
 
 // Replace replaces the value without waking readers, for changes that need no
