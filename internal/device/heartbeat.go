@@ -20,10 +20,7 @@ type Heartbeat struct {
 func (h *Heartbeat) Rest() { h.last.Store(nil) }
 
 // Beat is called in every iteration, at least twice a minute.
-func (h *Heartbeat) Beat() {
-	now := time.Now()
-	h.last.Store(&now)
-}
+func (h *Heartbeat) Beat() { h.last.Store(new(time.Now())) }
 
 // Alive returns an error if the loop has stopped. A loop before its first iteration is alive.
 func (h *Heartbeat) Alive() error {

@@ -106,8 +106,7 @@ func faultIfSet(_ *GPUReader, c *HealthCheck, value float64, _ time.Time) *devic
 	if value == 0 {
 		return nil
 	}
-	fault := c.Fault
-	return &fault
+	return new(c.Fault)
 }
 
 // recoveryActions are the faults of nvmlDeviceGpuRecoveryAction_t, reported by

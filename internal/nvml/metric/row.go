@@ -191,8 +191,7 @@ func (r Row) fromFlag(id ValueID, bit uint64) Row {
 
 // fromFunction gives the row a function of its own.
 func (r Row) fromFunction(symbol string, pace device.ReadPace, c Conversion, read readFunc) Row {
-	call := newCall(symbol, pace, single(read))
-	r.call, r.Conversion = &call, c
+	r.call, r.Conversion = new(newCall(symbol, pace, single(read))), c
 	return r
 }
 
