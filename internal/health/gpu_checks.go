@@ -137,7 +137,7 @@ func (e *engine) addFailedCheck(g *trackedGPU, c checked) {
 	case errors.Is(c.err, device.ErrLost):
 		cause.Reason, cause.Action = reasonLost, "reboot"
 	default:
-		e.addUnexplainedFailure(g, c)
+		e.addUnexplainedFailure(g, c, cause)
 		return
 	}
 	g.failingSince = time.Time{}
@@ -167,7 +167,7 @@ const (
 // GPU, the driver or the container may be the cause. The first failure makes
 // checks of all GPUs and a listing due, and the results decide about a later
 // failure.
-func (e *engine) addUnexplainedFailure(g *trackedGPU, c checked) {
+func (e *engine) addUnexplainedFailure(g *trackedGPU, c checked, cause Cause) {
 	g.failure = c.err
 	if g.failingSince.IsZero() {
 		g.failingSince = e.now
@@ -182,10 +182,7 @@ func (e *engine) addUnexplainedFailure(g *trackedGPU, c checked) {
 		g.checkDeadline = e.now.Add(firstCheckTimeout)
 		return
 	}
-	cause := Cause{
-		Reason: reason, noFault: reason == reasonDriver,
-		FaultAt: c.startedAt, notedAt: c.startedAt, checksBegun: c.seq,
-	}
+	cause.Reason, cause.noFault = reason, reason == reasonDriver
 	if cause.noFault && e.driverErr == nil {
 		e.driverErr = fmt.Errorf("calls to all GPUs fail: %w", c.err)
 		if e.driver.State == device.DriverUp { // otherwise, the next listing decides
