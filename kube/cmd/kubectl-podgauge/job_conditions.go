@@ -25,29 +25,35 @@ type jobConditions struct {
 
 // jobWaiting is a workload, the job or one of its pods, whose GPUs wait.
 type jobWaiting struct {
-	Workload string    `json:"workload"`
-	Since    time.Time `json:"since"`
-	GPUs     int       `json:"gpus"`               // of the workload; 0: unknown
-	Evidence string    `json:"evidence,omitempty"` // activity or power
-	Culprit  *jobGPU   `json:"culprit,omitempty"`  // the only GPU that does not wait
+	Workload string     `json:"workload"`
+	Since    time.Time  `json:"since"`
+	GPUs     int        `json:"gpus"`               // of the workload; 0: unknown
+	Evidence string     `json:"evidence,omitempty"` // activity or power
+	Culprit  *jobDevice `json:"culprit,omitempty"`  // the only GPU that does not wait
 }
 
-type jobGPU struct {
+// jobDevice is a GPU, or a port of an RDMA device.
+type jobDevice struct {
 	Node   string    `json:"node"`
-	GPU    string    `json:"gpu"`
-	Device device.ID `json:"device"`
+	GPU    string    `json:"gpu,omitempty"`
+	Device device.ID `json:"device"`         // UUID, or the RDMA device: mlx5_0
+	Port   string    `json:"port,omitempty"` // of the RDMA device
 	Pod    string    `json:"pod"`
 }
 
-// jobStraggler is a GPU that deviates from the median of the workload's GPUs.
+// jobStraggler is a device that deviates from the median of the workload's
+// devices.
 type jobStraggler struct {
-	jobGPU
+	jobDevice
 	Reason    string  `json:"reason"`
 	Deviation float64 `json:"deviation"` // a fraction of the median; of throttling, of time
 }
 
-func newJobGPU(m model.Metric) jobGPU {
-	return jobGPU{Node: string(m["node"]), GPU: string(m["gpu"]), Device: device.ID(m["uuid"]), Pod: string(m["pod"])}
+func newJobDevice(m model.Metric) jobDevice {
+	return jobDevice{
+		Node: string(m["node"]), GPU: string(m["gpu"]), Device: device.ID(cmp.Or(m["uuid"], m["device"])),
+		Port: string(m["port"]), Pod: string(m["pod"]),
+	}
 }
 
 // jobConditions queries the conditions of a job and its pods. Without the
@@ -63,7 +69,7 @@ func (s *promSource) jobConditions(
 	for _, sample := range q.vector(q.now, "workload:podgauge_gpus:count{%s}", matchers) {
 		sizes[sample.Metric["workload"]] = int(sample.Value)
 	}
-	add := func(sample *model.Sample, culprit *jobGPU) {
+	add := func(sample *model.Sample, culprit *jobDevice) {
 		workload := sample.Metric["workload"]
 		c.Waiting = append(c.Waiting, jobWaiting{
 			string(workload), sampleTime(sample), sizes[workload], string(sample.Metric["evidence"]), culprit,
@@ -75,12 +81,13 @@ func (s *promSource) jobConditions(
 	}
 	for _, sample := range q.vector(q.now,
 		"gpu_workload:podgauge_culprit_since_timestamp_seconds:min{%s}", matchers) {
-		add(sample, new(newJobGPU(sample.Metric)))
+		add(sample, new(newJobDevice(sample.Metric)))
 	}
 	for _, sample := range q.vector(q.now,
-		"gpu_workload_model_reason:podgauge_straggler:deviation10m{%s}", matchers) {
-		c.Stragglers = append(c.Stragglers,
-			jobStraggler{newJobGPU(sample.Metric), string(sample.Metric["reason"]), float64(sample.Value)})
+		"gpu_workload_model_reason:podgauge_straggler:deviation10m{%[1]s} or "+
+			"port_workload:podgauge_straggler:deviation10m{%[1]s}", matchers) {
+		reason := cmp.Or(string(sample.Metric["reason"]), rdmaRate)
+		c.Stragglers = append(c.Stragglers, jobStraggler{newJobDevice(sample.Metric), reason, float64(sample.Value)})
 	}
 	slices.SortFunc(c.Stragglers, func(a, b jobStraggler) int {
 		return cmp.Or(cmp.Compare(math.Abs(b.Deviation), math.Abs(a.Deviation)),
@@ -110,10 +117,12 @@ func (j *jobPods) workloads() string {
 	return strings.Join(slices.Compact(names), "|")
 }
 
+// rdmaRate is the reason of RDMA ports, whose series have no label reason.
+const rdmaRate = "rdma_rate"
+
 // slowReasons are the reasons of stragglers in words.
 var slowReasons = map[string]string{
-	"sm_clock": "SM clock", "power": "power", "pcie_link": "PCIe link",
-	"nvlink_links": "number of NVLinks", "nvlink_speed": "NVLink speed",
+	"sm_clock": "SM clock", "power": "power", "pcie_link": "PCIe link", "nvlink": "NVLink bandwidth", rdmaRate: "rate",
 }
 
 // summary returns the conditions in words.
@@ -136,13 +145,19 @@ func (c *jobConditions) summary() (lines []string) {
 	for _, s := range c.Stragglers {
 		percent := 100 * math.Abs(s.Deviation)
 		line := fmt.Sprintf("slow: %s: %s %.0f %% below the median",
-			s.jobGPU, cmp.Or(slowReasons[s.Reason], s.Reason), percent)
+			s.jobDevice, cmp.Or(slowReasons[s.Reason], s.Reason), percent)
 		if s.Reason == "throttling" {
-			line = fmt.Sprintf("slow: %s: throttled for %.0f %% of the time more than the median", s.jobGPU, percent)
+			line = fmt.Sprintf("slow: %s: throttled for %.0f %% of the time more than the median", s.jobDevice, percent)
 		}
 		lines = append(lines, line)
 	}
 	return lines
 }
 
-func (g jobGPU) String() string { return fmt.Sprintf("GPU %s on node %s (%s)", g.GPU, g.Node, g.Pod) }
+func (d jobDevice) String() string {
+	name := "GPU " + d.GPU
+	if d.Port != "" {
+		name = fmt.Sprintf("RDMA port %s/%s", d.Device, d.Port)
+	}
+	return fmt.Sprintf("%s on node %s (%s)", name, d.Node, d.Pod)
+}

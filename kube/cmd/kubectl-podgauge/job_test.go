@@ -278,6 +278,13 @@ func TestJobThatWaits(t *testing.T) {
 			"slow: GPU 4 on node node-b (train-1): throttled for 30 % of the time more than the median\n": {
 			slow: append(sample(gpu("4", "reason", "throttling"), 0.3), sample(gpu("5", "reason", "sm_clock"), -0.4)...),
 		},
+		"slow: RDMA port mlx5_2/1 on node node-b (train-1): rate 50 % below the median\n" +
+			"slow: GPU 4 on node node-b (train-1): NVLink bandwidth 6 % below the median\n": {
+			slow: sample(gpu("4", "reason", "nvlink"), -0.056),
+			"port_workload:podgauge_straggler:deviation10m": sample(model.Metric{
+				"node": "node-b", "device": "mlx5_2", "port": "1", "namespace": "research", "pod": "train-1", "workload": "job/train",
+			}, -0.5),
+		},
 	} {
 		p := &fakePrometheus{families: map[string][]model.Sample{"workload:podgauge_gpus:count": sample(model.Metric{"workload": "job/train"}, 16)}}
 		maps.Copy(p.families, families)
