@@ -256,23 +256,24 @@ func (b *bundle) summary(now time.Time, image string) string {
 	devices := [][]string{{"GPU", "MODEL", "SERIAL", "VBIOS", "DRIVER", "PCI", "HEALTH", "REASON", "ACTION", "UUID"}}
 	for i := range b.devices.Devices {
 		d := &b.devices.Devices[i]
-		devices = append(devices, cells(
+		devices = append(devices, []string{
 			cli.DeviceNumber(d), cmp.Or(d.Profile, d.Model), d.InfoLabels["serial"], d.InfoLabels["vbios_version"],
-			d.InfoLabels["driver_version"], d.PCI, d.Health, xid.Reason(d.Reason), xid.Action(d.Action), string(d.ID)))
+			d.InfoLabels["driver_version"], d.PCI, d.Health, xid.Reason(d.Reason), xid.Action(d.Action), string(d.ID),
+		})
 	}
 	var page strings.Builder
-	versions := cli.FormatTable([][]string{
-		cells("podgauge", image),
-		cells("driver", cli.DriverText(&b.devices)),
-		cells("kernel", b.info.KernelVersion),
-		cells("system", b.info.OSImage),
-		cells("machine", b.info.SystemUUID),
-		cells("kubelet", b.info.KubeletVersion),
-		cells("container runtime", b.info.ContainerRuntimeVersion),
-	})
+	versions := cli.FormatTable(withDashes([][]string{
+		{"podgauge", image},
+		{"driver", cli.DriverText(&b.devices)},
+		{"kernel", b.info.KernelVersion},
+		{"system", b.info.OSImage},
+		{"machine", b.info.SystemUUID},
+		{"kubelet", b.info.KubeletVersion},
+		{"container runtime", b.info.ContainerRuntimeVersion},
+	}))
 	fmt.Fprintf(&page, "# %s, %s\n\nBy kubectl-podgauge %s.\n\n## Node\n\n```\n%s```\n",
 		subject, now.Format(time.RFC3339), version, versions)
-	fmt.Fprintf(&page, "\n## Devices\n\n```\n%s```\n\n## Incidents\n\n```\n%s```\n", cli.FormatTable(devices),
+	fmt.Fprintf(&page, "\n## Devices\n\n```\n%s```\n\n## Incidents\n\n```\n%s```\n", cli.FormatTable(withDashes(devices)),
 		cli.FormatTable(cli.IncidentTable(&b.incidents, true)))
 	page.WriteString("\n## Files\n\n")
 	for _, f := range b.files {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"time"
 
@@ -34,14 +33,7 @@ func (c *client) reportDoctor(ctx context.Context) (result, error) {
 	})
 	res := result{
 		document: nodeList[doctor.Report]{answers}, failed: failedNodes(answers),
-		table: func(wide bool) [][]string {
-			headers := []string{"NODE", "CHECK", "STATUS", "MESSAGE"}
-			if wide {
-				headers = append(headers, "IMPACT", "FIX")
-			}
-			findings := func(r *doctor.Report) [][]string { return findingRows(r, wide) }
-			return append([][]string{headers}, nodeRows(answers, findings)...)
-		},
+		rows: nodeRows(answers, []string{"CHECK", "STATUS", "MESSAGE", "IMPACT", "FIX"}, findingRows), wide: 2,
 	}
 	for _, a := range answers {
 		res.problems = res.problems || a.Response != nil && a.Response.Failures > 0
@@ -50,19 +42,14 @@ func (c *client) reportDoctor(ctx context.Context) (result, error) {
 }
 
 // findingRows returns the problems of a node, or a row without a check.
-func findingRows(r *doctor.Report, wide bool) (rows [][]string) {
+func findingRows(r *doctor.Report) (rows [][]string) {
 	for _, f := range r.Checks {
-		if f.Status != doctor.StatusFailure && f.Status != doctor.StatusWarning {
-			continue
+		if f.Status == doctor.StatusFailure || f.Status == doctor.StatusWarning {
+			rows = append(rows, []string{f.Check, string(f.Status), f.Message, f.Impact, f.Fix})
 		}
-		row := []string{f.Check, string(f.Status), f.Message}
-		if wide {
-			row = append(row, cmp.Or(f.Impact, "-"), cmp.Or(f.Fix, "-"))
-		}
-		rows = append(rows, row)
 	}
 	if len(rows) == 0 {
-		rows = [][]string{{"-", string(doctor.StatusOK), "no problems"}}
+		rows = [][]string{{"", string(doctor.StatusOK), "no problems", "", ""}}
 	}
 	return rows
 }

@@ -141,7 +141,7 @@ func (r *jobReport) run(ctx context.Context, c *client) (result, error) {
 		res.notes = document.Summary
 	}
 	res.document = document
-	res.table = func(wide bool) [][]string { return jobTable(document.Events, wide) }
+	res.rows, res.wide = jobRows(document.Events), 5
 	return res, nil
 }
 
@@ -263,24 +263,21 @@ func (d *jobDocument) summary(applicationErrors int) []string {
 	}
 }
 
-func jobTable(events []jobEvent, wide bool) [][]string {
+func jobRows(events []jobEvent) [][]string {
 	if len(events) == 0 {
 		return nil
 	}
-	rows := [][]string{{"WHEN", "EVENT", "NODE", "GPU", "POD", "CONTAINER", "FAULT", "HEALTH NOW", "ACTION", "ENDED"}}
-	if wide {
-		rows[0] = append(rows[0], "HEALTH THEN", "XID", "HPC JOBS", "UUID", "SOURCE")
-	}
+	rows := [][]string{{
+		"WHEN", "EVENT", "NODE", "GPU", "POD", "CONTAINER", "FAULT", "HEALTH NOW", "ACTION", "ENDED",
+		"HEALTH THEN", "XID", "HPC JOBS", "UUID", "SOURCE",
+	}}
 	now := time.Now()
 	for i := range events {
 		e := &events[i]
-		row := []string{
+		rows = append(rows, []string{
 			cli.Ago(now, e.At), e.Event, e.Node, e.GPU, e.Pod, e.Container, e.Fault, e.HealthNow, e.Action, e.Ended,
-		}
-		if wide {
-			row = append(row, e.HealthThen, xidCell(e.Xid), strings.Join(e.HPCJobs, ","), string(e.Device), e.Source)
-		}
-		rows = append(rows, cells(row...))
+			e.HealthThen, xidCell(e.Xid), strings.Join(e.HPCJobs, ","), string(e.Device), e.Source,
+		})
 	}
 	return rows
 }

@@ -67,7 +67,7 @@ func (r *podReport) run(ctx context.Context, c *client) (result, error) {
 			r.namespace+"/"+r.name+": no node reports a device of this pod"+r.prometheus.hint())
 	}
 	res.document = map[string]any{"namespace": r.namespace, "pod": r.name, "devices": records}
-	res.table = func(wide bool) [][]string { return podTable(records, wide) }
+	res.rows, res.wide = podRows(records), 3
 	return res, nil
 }
 
@@ -95,26 +95,19 @@ func mergeRecords(records, past []podRecord) []podRecord {
 	return records
 }
 
-func podTable(records []podRecord, wide bool) [][]string {
+func podRows(records []podRecord) [][]string {
 	rows := [][]string{{
-		"NODE", "GPU", "CONTAINER", "ALLOCATED", "HEALTH NOW", "FAULT", "WHEN", "HEALTH THEN", "XID",
-		"ACTION", "ENDED",
+		"NODE", "GPU", "CONTAINER", "ALLOCATED", "HEALTH NOW", "FAULT", "WHEN", "HEALTH THEN", "XID", "ACTION", "ENDED",
+		"REASON", "UUID", "SOURCE",
 	}}
-	if wide {
-		rows[0] = append(rows[0], "REASON", "UUID", "SOURCE")
-	}
 	now := time.Now()
 	for i := range records {
 		p := &records[i]
 		allocated := map[bool]string{false: "no", true: "yes"}[p.Allocated]
-		row := []string{
+		rows = append(rows, []string{
 			p.Node, p.GPU, p.Container, allocated, p.HealthNow, p.Fault, cli.Ago(now, p.faultTime()),
-			p.HealthThen, xidCell(p.Xid), p.Action, p.Ended,
-		}
-		if wide {
-			row = append(row, p.ReasonNow, string(p.Device), p.Source)
-		}
-		rows = append(rows, cells(row...))
+			p.HealthThen, xidCell(p.Xid), p.Action, p.Ended, p.ReasonNow, string(p.Device), p.Source,
+		})
 	}
 	return rows
 }

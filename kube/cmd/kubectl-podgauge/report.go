@@ -18,11 +18,32 @@ type reportFunc func(ctx context.Context) (result, error)
 
 // result is the content of a report at one moment.
 type result struct {
-	document any                        // of JSON and YAML
-	table    func(wide bool) [][]string // headers first
-	notes    []string                   // above the table
-	failed   []string                   // a line for each node that failed
-	problems bool                       // exit status 1 without a failed node
+	document any        // of JSON and YAML
+	rows     [][]string // of the table, headers first
+	wide     int        // number of the last columns, which only -o wide has
+	notes    []string   // above the table
+	failed   []string   // a line for each node that failed
+	problems bool       // exit status 1 without a failed node
+}
+
+// table returns the rows with the columns of the output.
+func (r *result) table(wide bool) [][]string {
+	if !wide {
+		for i, row := range r.rows {
+			r.rows[i] = row[:len(row)-r.wide]
+		}
+	}
+	return withDashes(r.rows)
+}
+
+// withDashes puts a dash into empty cells.
+func withDashes(rows [][]string) [][]string {
+	for _, row := range rows {
+		for i := range row {
+			row[i] = cmp.Or(row[i], "-")
+		}
+	}
+	return rows
 }
 
 // nodeList is the JSON of a report with an answer for each node.
@@ -30,8 +51,10 @@ type nodeList[T any] struct {
 	Nodes []answer[T] `json:"nodes"`
 }
 
-// nodeRows returns the rows of each node that responded, after the node's name.
-func nodeRows[T any](answers []answer[T], rowsOf func(*T) [][]string) (rows [][]string) {
+// nodeRows returns the headers, and the rows of each node that responded, after
+// the node's name.
+func nodeRows[T any](answers []answer[T], headers []string, rowsOf func(*T) [][]string) [][]string {
+	rows := [][]string{append([]string{"NODE"}, headers...)}
 	for _, a := range answers {
 		if a.Response == nil {
 			continue
@@ -103,14 +126,6 @@ func encode(document any, out cli.Output) (string, error) {
 		return "", err
 	}
 	return out.Document(append(body, '\n'))
-}
-
-// cells returns a row of a table, whose empty cells have a dash.
-func cells(row ...string) []string {
-	for i := range row {
-		row[i] = cmp.Or(row[i], "-")
-	}
-	return row
 }
 
 // xidCell returns the number of an Xid; empty: none.

@@ -22,16 +22,16 @@ func askDevices(ctx context.Context, c *client) ([]answer[api.DevicesResponse], 
 	})
 }
 
+// wideColumns is the number of columns that cli adds to both tables for -o wide.
+const wideColumns = 4
+
 // reportStatus returns the devices of all nodes.
 func (c *client) reportStatus(ctx context.Context) (result, error) {
 	answers, err := askDevices(ctx, c)
 	return result{
-		document: nodeList[api.DevicesResponse]{answers}, failed: failedNodes(answers),
-		table: func(wide bool) [][]string {
-			headers := append([]string{"NODE"}, cli.DeviceTable(&api.DevicesResponse{}, wide)[0]...)
-			devices := func(r *api.DevicesResponse) [][]string { return cli.DeviceTable(r, wide)[1:] }
-			return append([][]string{headers}, nodeRows(answers, devices)...)
-		},
+		document: nodeList[api.DevicesResponse]{answers}, failed: failedNodes(answers), wide: wideColumns,
+		rows: nodeRows(answers, cli.DeviceTable(&api.DevicesResponse{}, true)[0],
+			func(r *api.DevicesResponse) [][]string { return cli.DeviceTable(r, true)[1:] }),
 	}, err
 }
 
@@ -53,38 +53,31 @@ func (c *client) reportIncidents(ctx context.Context, query url.Values) (result,
 	answers, err := askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (*api.IncidentsResponse, error) {
 		return get[api.IncidentsResponse](ctx, c, p, "incidents", query)
 	})
-	var notes []string
+	res := result{
+		document: nodeList[api.IncidentsResponse]{answers}, failed: failedNodes(answers), wide: wideColumns,
+		rows: [][]string{append([]string{"NODE"}, cli.IncidentTable(&api.IncidentsResponse{}, true)[0]...)},
+	}
+	type entry struct {
+		last time.Time
+		row  []string
+	}
+	var entries []entry
 	for _, a := range answers {
-		if a.Response != nil {
-			for _, note := range cli.IncidentNotes(a.Response) {
-				notes = append(notes, a.Node+": "+note)
-			}
+		if a.Response == nil {
+			continue
+		}
+		for _, note := range cli.IncidentNotes(a.Response) {
+			res.notes = append(res.notes, a.Node+": "+note)
+		}
+		for i, row := range cli.IncidentTable(a.Response, true)[1:] {
+			entries = append(entries, entry{a.Response.Incidents[i].Last, append([]string{a.Node}, row...)})
 		}
 	}
-	return result{
-		document: nodeList[api.IncidentsResponse]{answers}, notes: notes, failed: failedNodes(answers),
-		table: func(wide bool) [][]string {
-			type entry struct {
-				last time.Time
-				row  []string
-			}
-			var entries []entry
-			for _, a := range answers {
-				if a.Response == nil {
-					continue
-				}
-				for i, row := range cli.IncidentTable(a.Response, wide)[1:] {
-					entries = append(entries, entry{a.Response.Incidents[i].Last, append([]string{a.Node}, row...)})
-				}
-			}
-			slices.SortStableFunc(entries, func(a, b entry) int { return b.last.Compare(a.last) })
-			rows := [][]string{append([]string{"NODE"}, cli.IncidentTable(&api.IncidentsResponse{}, wide)[0]...)}
-			for _, e := range entries {
-				rows = append(rows, e.row)
-			}
-			return rows
-		},
-	}, err
+	slices.SortStableFunc(entries, func(a, b entry) int { return b.last.Compare(a.last) })
+	for _, e := range entries {
+		res.rows = append(res.rows, e.row)
+	}
+	return res, err
 }
 
 // nodeSummary is the line of a node.
@@ -114,30 +107,20 @@ func (c *client) reportNodes(ctx context.Context) (result, error) {
 		problems = problems || a.Response == nil
 	}
 	slices.SortStableFunc(nodes, func(a, b nodeSummary) int { return slices.Compare(b.badness(), a.badness()) })
-	return result{problems: problems, document: map[string]any{"nodes": nodes}, table: func(wide bool) [][]string {
-		rows := [][]string{{
-			"NODE", "DEVICES", "UNHEALTHY", "SUSPECT", "ALLOCATED", "DRIVER", "KUBELET", "WORST",
-			"LAST INCIDENT",
-		}}
-		if wide {
-			rows[0] = append(rows[0], "PODGAUGE")
+	rows := [][]string{{
+		"NODE", "DEVICES", "UNHEALTHY", "SUSPECT", "ALLOCATED", "DRIVER", "KUBELET", "WORST", "LAST INCIDENT", "PODGAUGE",
+	}}
+	for _, n := range nodes {
+		row := []string{
+			n.Node, strconv.Itoa(n.Devices), strconv.Itoa(n.Unhealthy), strconv.Itoa(n.Suspect),
+			strconv.Itoa(n.Allocated), n.Driver, n.Kubelet, n.Worst, n.lastIncidentAge, n.Pod,
 		}
-		for _, n := range nodes {
-			row := []string{
-				n.Node, strconv.Itoa(n.Devices), strconv.Itoa(n.Unhealthy), strconv.Itoa(n.Suspect),
-				strconv.Itoa(n.Allocated),
-				n.Driver, n.Kubelet, cmp.Or(n.Worst, "-"), cmp.Or(n.lastIncidentAge, "-"),
-			}
-			if n.Error != "" {
-				row = []string{n.Node, "?", "?", "?", "?", "?", "?", n.Error, "?"}
-			}
-			if wide {
-				row = append(row, n.Pod)
-			}
-			rows = append(rows, row)
+		if n.Error != "" {
+			row = []string{n.Node, "?", "?", "?", "?", "?", "?", n.Error, "?", n.Pod}
 		}
-		return rows
-	}}, err
+		rows = append(rows, row)
+	}
+	return result{document: map[string]any{"nodes": nodes}, rows: rows, wide: 1, problems: problems}, err
 }
 
 func summarize(a answer[api.DevicesResponse]) nodeSummary {

@@ -89,8 +89,7 @@ func (c *client) reportRetired(ctx context.Context) (result, error) {
 	}
 	slices.SortStableFunc(rows, func(a, b retiredDevice) int { return a.Since.Compare(b.Since) })
 	return result{
-		document: map[string]any{"retired": rows}, failed: failedNodes(answers),
-		table: func(wide bool) [][]string { return retiredTable(rows, wide) },
+		document: map[string]any{"retired": rows}, failed: failedNodes(answers), rows: retiredRows(rows), wide: 1,
 	}, nil
 }
 
@@ -143,12 +142,9 @@ func isName(name string, d *api.DeviceJSON) bool {
 	return isSerial || strings.EqualFold(name, string(d.ID))
 }
 
-func retiredTable(rows []retiredDevice, wide bool) [][]string {
-	table := [][]string{{"AGE", "NODE", "GPU", "REASON", "BY", "FAULT BEHIND", "DEVICE"}}
-	if wide {
-		table[0] = append(table[0], "SOURCE")
-	}
-	for _, r := range rows {
+func retiredRows(devices []retiredDevice) [][]string {
+	rows := [][]string{{"AGE", "NODE", "GPU", "REASON", "BY", "FAULT BEHIND", "DEVICE", "SOURCE"}}
+	for _, r := range devices {
 		fault := r.MaskedFault.String()
 		switch {
 		case r.Node == "":
@@ -156,11 +152,9 @@ func retiredTable(rows []retiredDevice, wide bool) [][]string {
 		case r.Pending:
 			fault = "not applied yet"
 		}
-		row := []string{cli.Ago(time.Now(), r.Since), r.Node, r.GPU, r.Reason, r.By, fault, r.Device}
-		if wide {
-			row = append(row, r.Source)
-		}
-		table = append(table, cells(row...))
+		rows = append(rows, []string{
+			cli.Ago(time.Now(), r.Since), r.Node, r.GPU, r.Reason, r.By, fault, r.Device, r.Source,
+		})
 	}
-	return table
+	return rows
 }
