@@ -161,7 +161,7 @@ func (r *jobReport) newDocument(begin time.Time, records []podRecord, incomplete
 	for _, record := range records {
 		switch {
 		case record.Fault == "", record.Fault == device.ReasonRetired: // the latter is a decision
-		case record.faultTime().Before(begin): // of an earlier job with the name
+		case record.FaultAt.Before(begin): // of an earlier job with the name
 			continue
 		default:
 			if !record.isInformation() {

@@ -61,7 +61,7 @@ func (r *podReport) run(ctx context.Context, c *client) (result, error) {
 		}
 		records = mergeRecords(records, past)
 	}
-	slices.SortStableFunc(records, func(a, b podRecord) int { return b.faultTime().Compare(a.faultTime()) })
+	slices.SortStableFunc(records, func(a, b podRecord) int { return b.FaultAt.Compare(a.FaultAt) })
 	if len(records) == 0 {
 		res.failed = append(res.failed,
 			r.namespace+"/"+r.name+": no node reports a device of this pod"+r.prometheus.hint())
@@ -105,7 +105,7 @@ func podRows(records []podRecord) [][]string {
 		p := &records[i]
 		allocated := map[bool]string{false: "no", true: "yes"}[p.Allocated]
 		rows = append(rows, []string{
-			p.Node, p.GPU, p.Container, allocated, p.HealthNow, p.Fault, cli.Ago(now, p.faultTime()),
+			p.Node, p.GPU, p.Container, allocated, p.HealthNow, p.Fault, cli.Ago(now, p.FaultAt),
 			p.HealthThen, xidCell(p.Xid), p.Action, p.Ended, p.ReasonNow, string(p.Device), p.Source,
 		})
 	}

@@ -30,8 +30,8 @@ type podRecord struct {
 	HealthNow string `json:"health_now,omitempty"` // a device.Health, or "unknown"
 	ReasonNow string `json:"reason_now,omitempty"`
 
-	Fault   string     `json:"fault,omitempty"`    // the reason: "xid_79"
-	FaultAt *time.Time `json:"fault_at,omitempty"` // the newest
+	Fault   string    `json:"fault,omitempty"`   // the reason: "xid_79"
+	FaultAt time.Time `json:"fault_at,omitzero"` // the newest
 	// effect of the fault: "unhealthy", "no change", "recovered 3 min ago"
 	HealthThen string   `json:"health_then,omitempty"`
 	Xid        uint64   `json:"xid,omitempty"`
@@ -123,7 +123,7 @@ func faultRecord(node string, a *podAnswer, inc *incident.Incident, affected *in
 		Device:     id,
 		GPU:        strings.TrimSpace(strconv.Itoa(inc.Index) + " " + profile),
 		Fault:      inc.Reason,
-		FaultAt:    new(inc.LastOf(*affected)),
+		FaultAt:    inc.LastOf(*affected),
 		HealthThen: cli.OutcomeText(a.incidents.At, inc),
 		Xid:        inc.Xid,
 		Action:     inc.PendingAction(),
@@ -157,11 +157,4 @@ func (p *podRecord) setNow(devices *api.DevicesResponse) {
 
 func (p *podRecord) sameDevice(other *podRecord) bool {
 	return p.Device == other.Device && p.owner == other.owner
-}
-
-func (p *podRecord) faultTime() time.Time {
-	if p.FaultAt == nil {
-		return time.Time{}
-	}
-	return *p.FaultAt
 }

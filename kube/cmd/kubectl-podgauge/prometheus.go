@@ -103,7 +103,7 @@ func (s *promSource) records(ctx context.Context, timeout time.Duration, namespa
 	for _, sample := range faults("last_over_time") {
 		record := newPromRecord(sample.Metric)
 		at := sampleTime(sample)
-		record.FaultAt, record.faultAt = &at, at
+		record.FaultAt, record.faultAt = at, at
 		record.Xid, _ = xid.OfReason(record.Fault)
 		record.HealthThen, record.Action = q.healthAt(sample.Metric, at)
 		records = append(records, record)
