@@ -123,14 +123,12 @@ func (r *jobReport) run(ctx context.Context, c *client) (result, error) {
 	}
 	var conditions jobConditions
 	if r.prometheus.given() {
-		past, err := r.prometheus.jobRecords(ctx, c.timeout, &r.pods, begin, records, answers)
-		if err == nil {
-			conditions, err = r.prometheus.jobConditions(ctx, c.timeout, &r.pods)
+		q := r.prometheus.query(ctx, c.timeout, answers)
+		records = mergeRecords(records, q.jobRecords(&r.pods, begin, records))
+		conditions = q.jobConditions(&r.pods)
+		if q.err != nil {
+			res.failed = append(res.failed, "Prometheus: "+q.err.Error())
 		}
-		if err != nil {
-			res.failed = append(res.failed, "Prometheus: "+err.Error())
-		}
-		records = mergeRecords(records, past)
 	}
 	document := r.newDocument(begin, records, len(res.failed) > 0)
 	document.jobConditions = conditions

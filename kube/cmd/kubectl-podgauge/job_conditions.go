@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"math"
 	"regexp"
@@ -58,12 +57,7 @@ func newJobDevice(m model.Metric) jobDevice {
 
 // jobConditions queries the conditions of a job and its pods. Without the
 // rules, there are none.
-func (s *promSource) jobConditions(
-	ctx context.Context, timeout time.Duration, pods *jobPods,
-) (c jobConditions, err error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	q := promQuery{api: s.api, ctx: ctx, now: time.Now()}
+func (q *promQuery) jobConditions(pods *jobPods) (c jobConditions) {
 	matchers := fmt.Sprintf("namespace=%q,workload=~%q", pods.namespace, pods.workloads())
 	sizes := map[model.LabelValue]int{}
 	for _, sample := range q.vector(q.now, "workload:podgauge_gpus:count{%s}", matchers) {
@@ -93,7 +87,7 @@ func (s *promSource) jobConditions(
 		return cmp.Or(cmp.Compare(math.Abs(b.Deviation), math.Abs(a.Deviation)),
 			cmp.Compare(a.Device, b.Device), cmp.Compare(a.Reason, b.Reason))
 	})
-	return c, q.err
+	return c
 }
 
 // workloads returns a regular expression for the label workload: the job, or the

@@ -235,7 +235,7 @@ func TestJobOfRemovedNodes(t *testing.T) {
 		`last_over_time(nvidia_gpu_allocation_info{namespace="serving",label_jobset_sigs_k8s_io_jobset_name=~"llm"}[1w]) or `,
 		`last_over_time(nvidia_gpu_allocation_info{namespace="serving",hpc_job="llm"}[1w]) or `,
 		`kube_pod_labels{namespace="serving",label_ray_io_cluster=~"llm(-(raycluster-)?[a-z0-9]{5})?"}[1w])`,
-		`last_over_time(nvidia_gpu_allocation_info{namespace="serving",pod="llm-9"}[1w])`,
+		`last_over_time(nvidia_gpu_allocation_info{namespace="serving",pod=~"llm-9"}[1w])`,
 		`last_over_time(nvidia_gpu_allocation_info{namespace="serving",label_gpu!~"a|b\\.c",label_team=~"blue",label_x=~"",label_y=~".+"}[1w]) or `,
 	} {
 		expect.Contains(t, queries, query, "missing query", query, "in\n")

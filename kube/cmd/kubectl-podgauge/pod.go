@@ -55,11 +55,11 @@ func (r *podReport) run(ctx context.Context, c *client) (result, error) {
 		}
 	}
 	if r.prometheus.given() {
-		past, err := r.prometheus.records(ctx, c.timeout, r.namespace, []string{r.name}, time.Time{}, answers)
-		if err != nil {
-			res.failed = append(res.failed, "Prometheus: "+err.Error())
+		q := r.prometheus.query(ctx, c.timeout, answers)
+		records = mergeRecords(records, q.records(r.namespace, []string{r.name}, time.Time{}))
+		if q.err != nil {
+			res.failed = append(res.failed, "Prometheus: "+q.err.Error())
 		}
-		records = mergeRecords(records, past)
 	}
 	slices.SortStableFunc(records, func(a, b podRecord) int { return b.FaultAt.Compare(a.FaultAt) })
 	if len(records) == 0 {

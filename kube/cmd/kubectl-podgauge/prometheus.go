@@ -73,32 +73,55 @@ func (s *promSource) connect() error {
 	return err
 }
 
-// records returns the faults and allocations of pods. Nodes that answered have
-// the current health. A fault before begin is no first fault.
-func (s *promSource) records(ctx context.Context, timeout time.Duration, namespace string, pods []string,
-	begin time.Time, answers []answer[podAnswer],
-) ([]podRecord, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	q := promQuery{api: s.api, ctx: ctx, now: time.Now()}
-	owner := fmt.Sprintf("namespace=%q,pod=%q", namespace, pods[0])
-	if len(pods) > 1 {
-		quoted := make([]string, len(pods))
-		for i, pod := range pods {
-			quoted[i] = regexp.QuoteMeta(pod)
-		}
-		owner = fmt.Sprintf("namespace=%q,pod=~%q", namespace, strings.Join(quoted, "|"))
+// query returns the queries of a report. Nodes that answered have the current
+// health.
+func (s *promSource) query(ctx context.Context, timeout time.Duration, answers []answer[podAnswer]) *promQuery {
+	return &promQuery{
+		api: s.api, ctx: ctx, timeout: timeout, answers: answers,
+		now: time.Now(), window: model.Duration(s.since).String(),
 	}
-	window := model.Duration(s.since).String()
+}
+
+// promQuery runs instant queries until the first error.
+type promQuery struct {
+	api     promv1.API
+	ctx     context.Context // of one report
+	timeout time.Duration   // of a query
+	answers []answer[podAnswer]
+	now     time.Time
+	window  string // before now
+	err     error
+}
+
+func (q *promQuery) vector(at time.Time, format string, args ...any) model.Vector {
+	if q.err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(q.ctx, q.timeout)
+	defer cancel()
+	value, _, _, err := q.api.Query(ctx, fmt.Sprintf(format, args...), at)
+	q.err = err
+	vector, _ := value.(model.Vector)
+	return vector
+}
+
+// records returns the faults and allocations of pods. A fault before begin is no
+// first fault.
+func (q *promQuery) records(namespace string, pods []string, begin time.Time) []podRecord {
+	quoted := make([]string, len(pods))
+	for i, pod := range pods {
+		quoted[i] = regexp.QuoteMeta(pod)
+	}
+	owner := fmt.Sprintf("namespace=%q,pod=~%q", namespace, strings.Join(quoted, "|"))
 	faults := func(function string) model.Vector {
 		return q.vector(q.now,
 			"%[1]s(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{%[2]s}[%[3]s]) or "+
 				"%[1]s(nvidia_gpu_allocation_application_error_last_timestamp_seconds{%[2]s}[%[3]s])",
-			function, owner, window)
+			function, owner, q.window)
 	}
-	allocations := q.vector(q.now, "last_over_time(nvidia_gpu_allocation_info{%s}[%s])", owner, window)
+	allocations := q.vector(q.now, "last_over_time(nvidia_gpu_allocation_info{%s}[%s])", owner, q.window)
 	current := q.vector(q.now, "nvidia_gpu_allocation_info{%s}", owner)
-	endings := q.endings(owner, window)
+	endOf := q.ends(owner)
 	var records []podRecord
 	for _, sample := range faults("last_over_time") {
 		record := newPromRecord(sample.Metric)
@@ -130,31 +153,24 @@ func (s *promSource) records(ctx context.Context, timeout time.Duration, namespa
 		}
 	}
 	for i := range records {
-		own := endings[records[i].Pod]
-		records[i].Ended = cmp.Or(own[records[i].Container], own[""])
-		q.setNow(&records[i], answers)
+		records[i].Ended = endOf(records[i].Pod, records[i].Container)
+		q.setNow(&records[i])
 	}
-	return records, q.err
+	return records
 }
 
 // jobRecords returns the records of the pods of a job, those that only
 // Prometheus knows included.
-func (s *promSource) jobRecords(ctx context.Context, timeout time.Duration, pods *jobPods, begin time.Time,
-	records []podRecord, answers []answer[podAnswer],
-) ([]podRecord, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
+func (q *promQuery) jobRecords(pods *jobPods, begin time.Time, records []podRecord) []podRecord {
 	owner, byLabel := pods.matchers()
-	window := model.Duration(s.since).String()
 	var series []string
 	if owner != "" {
-		series = append(series, fmt.Sprintf("last_over_time(kube_pod_owner{%s}[%s])", owner, window))
+		series = append(series, fmt.Sprintf("last_over_time(kube_pod_owner{%s}[%s])", owner, q.window))
 	}
 	for _, matchers := range byLabel {
 		series = append(series, fmt.Sprintf("last_over_time(nvidia_gpu_allocation_info{%[1]s}[%[2]s]) or "+
-			"last_over_time(kube_pod_labels{%[1]s}[%[2]s])", matchers, window))
+			"last_over_time(kube_pod_labels{%[1]s}[%[2]s])", matchers, q.window))
 	}
-	q := promQuery{api: s.api, ctx: ctx, now: time.Now()}
 	names := map[string]bool{}
 	for _, sample := range q.vector(q.now, "%s", strings.Join(series, " or ")) {
 		names[string(sample.Metric["pod"])] = true
@@ -166,10 +182,10 @@ func (s *promSource) jobRecords(ctx context.Context, timeout time.Duration, pods
 		names[records[i].Pod] = true
 	}
 	delete(names, "")
-	if len(names) == 0 || q.err != nil {
-		return nil, q.err
+	if len(names) == 0 {
+		return nil
 	}
-	return s.records(ctx, timeout, pods.namespace, slices.Sorted(maps.Keys(names)), begin, answers)
+	return q.records(pods.namespace, slices.Sorted(maps.Keys(names)), begin)
 }
 
 // newPromRecord returns a record with the device and container of a series.
@@ -191,24 +207,6 @@ func newPromRecord(labels model.Metric) podRecord {
 // sampleTime returns the time that a sample has as its value.
 func sampleTime(s *model.Sample) time.Time { return time.UnixMilli(int64(s.Value * 1000)) }
 
-// promQuery runs instant queries until the first error.
-type promQuery struct {
-	api promv1.API
-	ctx context.Context // of one report
-	now time.Time
-	err error
-}
-
-func (q *promQuery) vector(at time.Time, format string, args ...any) model.Vector {
-	if q.err != nil {
-		return nil
-	}
-	value, _, _, err := q.api.Query(q.ctx, fmt.Sprintf(format, args...), at)
-	q.err = err
-	vector, _ := value.(model.Vector)
-	return vector
-}
-
 // healthAt returns the effect of a fault and the action, from the two minutes
 // after the fault.
 func (q *promQuery) healthAt(labels model.Metric, at time.Time) (health, action string) {
@@ -227,7 +225,7 @@ func (q *promQuery) healthAt(labels model.Metric, at time.Time) (health, action 
 
 // setNow sets the current health of a device. A device without series is gone,
 // unless the node's podgauge failed to answer.
-func (q *promQuery) setNow(p *podRecord, answers []answer[podAnswer]) {
+func (q *promQuery) setNow(p *podRecord) {
 	id := strconv.Quote(string(p.Device))
 	for _, sample := range q.vector(q.now,
 		"max by (uuid) (nvidia_gpu_healthy{mig_uuid=%s} or nvidia_gpu_healthy{uuid=%s,mig_uuid=\"\"})", id, id) {
@@ -237,44 +235,36 @@ func (q *promQuery) setNow(p *podRecord, answers []answer[podAnswer]) {
 		}
 	}
 	failed := func(a answer[podAnswer]) bool { return a.Node == p.Node && a.Response == nil }
-	if p.HealthNow == unknownHealth && len(answers) > 0 && !slices.ContainsFunc(answers, failed) {
+	if p.HealthNow == unknownHealth && len(q.answers) > 0 && !slices.ContainsFunc(q.answers, failed) {
 		p.HealthNow = "gone"
 	}
 }
 
-// endings returns how containers ended, by pod and container, from
-// kube-state-metrics. The empty container has the phase of the pod.
-func (q *promQuery) endings(owner, window string) map[string]map[string]string {
-	endings := map[string]map[string]string{}
-	of := func(m model.Metric) map[string]string {
-		pod := string(m["pod"])
-		if endings[pod] == nil {
-			endings[pod] = map[string]string{}
+// ends returns how containers ended, from kube-state-metrics: phase of the pod,
+// reason and exit code.
+func (q *promQuery) ends(owner string) func(pod, container string) string {
+	type key struct{ pod, container string } // without a container: of the pod
+	ends := map[key][]string{}
+	add := func(m model.Metric, container, text string) {
+		k := key{string(m["pod"]), container}
+		if !slices.Contains(ends[k], text) {
+			ends[k] = append(ends[k], text)
 		}
-		return endings[pod]
 	}
 	for _, sample := range q.vector(q.now,
-		"last_over_time(kube_pod_status_phase{%s,phase=~\"Failed|Succeeded\"}[%s]) > 0", owner, window) {
-		of(sample.Metric)[""] = string(sample.Metric["phase"])
-	}
-	add := func(m model.Metric, text string) {
-		own, container := of(m), string(m["container"])
-		if own[container] == "" {
-			own[container] = own[""]
-		}
-		own[container] = strings.TrimPrefix(own[container]+", "+text, ", ")
+		"last_over_time(kube_pod_status_phase{%s,phase=~\"Failed|Succeeded\"}[%s]) > 0", owner, q.window) {
+		add(sample.Metric, "", string(sample.Metric["phase"]))
 	}
 	for _, sample := range q.vector(q.now,
 		"last_over_time(kube_pod_container_status_terminated_reason{%[1]s}[%[2]s]) > 0 or "+
-			"last_over_time(kube_pod_container_status_last_terminated_reason{%[1]s}[%[2]s]) > 0", owner, window) {
-		reason := string(sample.Metric["reason"])
-		if !strings.Contains(of(sample.Metric)[string(sample.Metric["container"])], reason) {
-			add(sample.Metric, reason)
-		}
+			"last_over_time(kube_pod_container_status_last_terminated_reason{%[1]s}[%[2]s]) > 0", owner, q.window) {
+		add(sample.Metric, string(sample.Metric["container"]), string(sample.Metric["reason"]))
 	}
 	for _, sample := range q.vector(q.now, "last_over_time(kube_pod_container_status_last_terminated_exitcode{%s}[%s])",
-		owner, window) {
-		add(sample.Metric, "exit "+sample.Value.String())
+		owner, q.window) {
+		add(sample.Metric, string(sample.Metric["container"]), "exit "+sample.Value.String())
 	}
-	return endings
+	return func(pod, container string) string {
+		return strings.Join(slices.Concat(ends[key{pod, ""}], ends[key{pod, container}]), ", ")
+	}
 }

@@ -92,7 +92,7 @@ func TestPodOfRemovedNode(t *testing.T) {
 	}
 	testfile.CheckGolden(t, *update, "testdata/pod_gone_node.txt", out)
 	for _, query := range []string{
-		`last_over_time(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{namespace="serving",pod="llm-9"}[1w])`,
+		`last_over_time(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{namespace="serving",pod=~"llm-9"}[1w])`,
 		`last_over_time(nvidia_gpu_unhealthy_info{uuid="GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d59",mig_uuid=""}[2m])`,
 	} {
 		if !strings.Contains(strings.Join(past.queries, "\n"), query) {
