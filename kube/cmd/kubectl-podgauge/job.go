@@ -107,23 +107,16 @@ func (r *jobReport) run(ctx context.Context, c *client) (result, error) {
 	if err := r.pods.list(ctx, c); err != nil {
 		res.failed = append(res.failed, err.Error()) // incidents still name the pods
 	}
-	answers, err := askFaults(ctx, c, url.Values{"since": {begin.UTC().Format(time.RFC3339)}})
-	if err != nil && !r.prometheus.given() {
+	since := url.Values{"since": {begin.UTC().Format(time.RFC3339)}}
+	faults, err := askFaults(ctx, c, since, &r.pods, &r.prometheus)
+	if err != nil {
 		return result{}, err
-	} else if err != nil {
-		res.failed = append(res.failed, err.Error())
 	}
-	res.failed = append(res.failed, failedNodes(answers)...)
-	var records []podRecord
-	for _, a := range answers {
-		if a.Response != nil {
-			records = append(records, recordsOf(a.Node, a.Response, &r.pods)...)
-			records = append(records, r.pods.unownedFaults(a.Node, a.Response)...)
-		}
-	}
+	res.failed = append(res.failed, faults.failed...)
+	records := faults.records
 	var conditions jobConditions
 	if r.prometheus.given() {
-		q := r.prometheus.query(ctx, c.timeout, answers)
+		q := r.prometheus.query(ctx, c.timeout, faults.answers)
 		records = mergeRecords(records, q.jobRecords(&r.pods, begin, records))
 		conditions = q.jobConditions(&r.pods)
 		if q.err != nil {

@@ -132,22 +132,8 @@ func (j *jobPods) hasOwner(o allocation.Owner) bool {
 }
 
 func (j *jobPods) hasAffected(i *incident.Incident, c *incident.AffectedContainer) bool {
-	return c.Namespace == j.namespace && (j.hasOwner(c.Owner) || j.hasWorkload(c.Workload)) || j.hasHPCJob(i)
-}
-
-// hasHPCJob reports whether a Slurm job with the name had an affected device.
-func (j *jobPods) hasHPCJob(i *incident.Incident) bool {
-	return j.selector == nil && slices.Contains(i.HPCJobs, j.name)
-}
-
-// unownedFaults returns the faults of a Slurm job on a node without Kubernetes.
-func (j *jobPods) unownedFaults(node string, a *podAnswer) (records []podRecord) {
-	for i := range a.incidents.Incidents {
-		if inc := &a.incidents.Incidents[i]; j.hasHPCJob(inc) && len(inc.Affected) == 0 {
-			records = append(records, faultRecord(node, a, inc, &incident.AffectedContainer{}))
-		}
-	}
-	return records
+	return c.Namespace == j.namespace && (j.hasOwner(c.Owner) || j.hasWorkload(c.Workload)) ||
+		j.selector == nil && slices.Contains(i.HPCJobs, j.name) // a Slurm job
 }
 
 // ends returns how containers of pods that the API server has ended, without

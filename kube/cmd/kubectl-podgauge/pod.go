@@ -40,22 +40,14 @@ func newPodCommand(c *client) *cobra.Command {
 }
 
 func (r *podReport) run(ctx context.Context, c *client) (result, error) {
-	answers, err := askFaults(ctx, c, url.Values{"namespace": {r.namespace}, "pod": {r.name}})
-	if err != nil && !r.prometheus.given() {
+	faults, err := askFaults(ctx, c, url.Values{"namespace": {r.namespace}, "pod": {r.name}}, r, &r.prometheus)
+	if err != nil {
 		return result{}, err
 	}
-	res := result{failed: failedNodes(answers)}
-	if err != nil { // Prometheus may still know the pod
-		res.failed = []string{err.Error()}
-	}
-	records := []podRecord{}
-	for _, a := range answers {
-		if a.Response != nil {
-			records = append(records, recordsOf(a.Node, a.Response, r)...)
-		}
-	}
+	res := result{failed: faults.failed}
+	records := append([]podRecord{}, faults.records...) // [] in JSON
 	if r.prometheus.given() {
-		q := r.prometheus.query(ctx, c.timeout, answers)
+		q := r.prometheus.query(ctx, c.timeout, faults.answers)
 		records = mergeRecords(records, q.records(r.namespace, []string{r.name}, time.Time{}))
 		if q.err != nil {
 			res.failed = append(res.failed, "Prometheus: "+q.err.Error())

@@ -59,10 +59,21 @@ type podSet interface {
 	hasAffected(i *incident.Incident, c *incident.AffectedContainer) bool
 }
 
-// askFaults returns the devices of all nodes, and the incidents of a query.
-func askFaults(ctx context.Context, c *client, query url.Values) ([]answer[podAnswer], error) {
+// podFaults is what all nodes know about a set of pods.
+type podFaults struct {
+	answers []answer[podAnswer]
+	records []podRecord
+	failed  []string // a line for each failure
+}
+
+// askFaults returns the records of pods, from the devices of all nodes and the
+// incidents of a query. With Prometheus, which may still know the pods, it needs
+// no podgauge.
+func askFaults(ctx context.Context, c *client, query url.Values, pods podSet, prometheus *promSource) (
+	f podFaults, err error,
+) {
 	query.Set("limit", strconv.Itoa(api.MaxLimit))
-	return askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (_ *podAnswer, err error) {
+	f.answers, err = askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (_ *podAnswer, err error) {
 		a := new(podAnswer)
 		if a.incidents, err = get[api.IncidentsResponse](ctx, c, p, "incidents", query); err != nil {
 			return nil, err
@@ -70,6 +81,16 @@ func askFaults(ctx context.Context, c *client, query url.Values) ([]answer[podAn
 		a.devices, err = get[api.DevicesResponse](ctx, c, p, "status", nil)
 		return a, err
 	})
+	f.failed = failedNodes(f.answers)
+	if err != nil && prometheus.given() {
+		f.failed, err = []string{err.Error()}, nil
+	}
+	for _, a := range f.answers {
+		if a.Response != nil {
+			f.records = append(f.records, recordsOf(a.Node, a.Response, pods)...)
+		}
+	}
+	return f, err
 }
 
 // recordsOf returns the records of a node: a record for each fault, and for
@@ -82,12 +103,15 @@ func recordsOf(node string, a *podAnswer, pods podSet) (records []podRecord) {
 	faulted, ended := map[key]bool{}, map[allocation.Owner]string{}
 	for i := range a.incidents.Incidents {
 		inc := &a.incidents.Incidents[i]
-		for k := range inc.Affected {
-			affected := &inc.Affected[k]
-			if !pods.hasAffected(inc, affected) {
+		affected := inc.Affected
+		if len(affected) == 0 { // a Slurm job on a node without Kubernetes has no container
+			affected = []incident.AffectedContainer{{}}
+		}
+		for k := range affected {
+			if !pods.hasAffected(inc, &affected[k]) {
 				continue
 			}
-			record := faultRecord(node, a, inc, affected)
+			record := faultRecord(node, a, inc, &affected[k])
 			faulted[key{record.Device, record.owner}] = true
 			ended[record.owner] = cmp.Or(ended[record.owner], record.Ended)
 			records = append(records, record)
