@@ -12,7 +12,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/cli"
@@ -108,8 +108,7 @@ func askNodes[T any](ctx context.Context, c *client,
 		return nil, err
 	}
 	answers := make([]answer[T], len(pods))
-	var finished atomic.Int64
-	stop := c.startProgress(&finished, len(pods))
+	responded, stop := c.startProgress(len(pods))
 	defer stop()
 	var g errgroup.Group
 	g.SetLimit(c.parallel)
@@ -130,7 +129,7 @@ func askNodes[T any](ctx context.Context, c *client,
 			default:
 				answers[i].Response = response
 			}
-			finished.Add(1)
+			responded()
 			return nil
 		})
 	}
@@ -165,26 +164,22 @@ func (c *client) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return pods, nil
 }
 
-// startProgress redraws a line on stderr until stop is called, which removes
-// the line.
-func (c *client) startProgress(finished *atomic.Int64, total int) (stop func()) {
+// startProgress prints a line on stderr, which each response redraws and stop
+// removes.
+func (c *client) startProgress(total int) (responded, stop func()) {
 	if !c.progress {
-		return func() {}
+		return func() {}, func() {}
 	}
-	done, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			fmt.Fprintf(c.streams.ErrOut, "\r%d of %s responded", finished.Load(), text.Plural(total, "node"))
-			select {
-			case <-done:
-				fmt.Fprint(c.streams.ErrOut, "\r\x1b[K")
-				return
-			case <-time.After(100 * time.Millisecond):
-			}
-		}
-	}()
-	return func() { close(done); <-ended }
+	var mu sync.Mutex
+	count := -1 // guarded by mu
+	responded = func() {
+		mu.Lock()
+		defer mu.Unlock()
+		count++
+		fmt.Fprintf(c.streams.ErrOut, "\r%d of %s responded", count, text.Plural(total, "node"))
+	}
+	responded() // none yet
+	return responded, func() { fmt.Fprint(c.streams.ErrOut, "\r\x1b[K") }
 }
 
 // get returns a response of podgauge's API to the client command status or
