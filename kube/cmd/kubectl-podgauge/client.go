@@ -185,13 +185,10 @@ func (c *client) startProgress(total int) (responded, stop func()) {
 // get returns a response of podgauge's API to the client command status or
 // incidents.
 func get[T any](ctx context.Context, c *client, p *corev1.Pod, command string, query url.Values) (*T, error) {
-	body, err := []byte(nil), error(nil)
 	if c.exec {
-		body, err = c.runInPod(ctx, p, clientCommand(command, query))
-	} else {
-		body, err = c.proxy(ctx, p, command, query)
+		return parse[T](c.runInPod(ctx, p, clientCommand(command, query)))
 	}
-	return parse[T](body, err)
+	return parse[T](c.proxy(ctx, p, command, query))
 }
 
 // parse returns the response in an output, which may have problems.

@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/allocation"
@@ -96,19 +94,19 @@ func (q *promQuery) jobConditions(pods *jobPods) (c jobConditions) {
 func (j *jobPods) workloads() string {
 	var names []string
 	if j.selector == nil {
-		names = append(names, "job/"+regexp.QuoteMeta(j.name))
+		names = append(names, "job/"+j.name)
 	}
 	for i := range j.live {
-		names = append(names, regexp.QuoteMeta(j.live[i].Name))
+		names = append(names, j.live[i].Name)
 		for _, label := range allocation.JobLabels {
 			value := j.live[i].Labels[label]
 			if value != "" && (j.selector != nil || label == allocation.RayClusterLabel) {
-				names = append(names, "job/"+regexp.QuoteMeta(value))
+				names = append(names, "job/"+value)
 			}
 		}
 	}
 	slices.Sort(names)
-	return strings.Join(slices.Compact(names), "|")
+	return anyOf(slices.Compact(names))
 }
 
 // rdmaRate is the reason of RDMA ports, whose series have no label reason.

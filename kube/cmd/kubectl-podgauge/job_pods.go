@@ -178,21 +178,23 @@ func (j *jobPods) matchers() (owner string, byLabel []string) {
 	matchers := []string{namespace}
 	requirements, _ := j.selector.Requirements()
 	for _, r := range requirements {
-		operator, value := "=~", ".+"
+		operator, value := "=~", anyOf(r.Values().List()) // empty: the label does not exist
 		switch r.Operator() {
-		case selection.DoesNotExist:
-			value = ""
 		case selection.NotIn, selection.NotEquals:
 			operator = "!~"
-			fallthrough
-		case selection.In, selection.Equals, selection.DoubleEquals:
-			quoted := r.Values().List()
-			for i := range quoted {
-				quoted[i] = regexp.QuoteMeta(quoted[i])
-			}
-			value = strings.Join(quoted, "|")
+		case selection.Exists, selection.GreaterThan, selection.LessThan:
+			value = ".+"
 		}
 		matchers = append(matchers, fmt.Sprintf("label_%s%s%q", text.SnakeCase(r.Key()), operator, value))
 	}
 	return "", []string{strings.Join(matchers, ",")}
+}
+
+// anyOf returns a regular expression of texts.
+func anyOf(texts []string) string {
+	quoted := make([]string, len(texts))
+	for i, text := range texts {
+		quoted[i] = regexp.QuoteMeta(text)
+	}
+	return strings.Join(quoted, "|")
 }

@@ -5,12 +5,15 @@ import (
 	"context"
 	"net/url"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/allocation"
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // podReport has the devices of a pod, from podgauge and Prometheus.
@@ -61,6 +64,40 @@ func (r *podReport) run(ctx context.Context, c *client) (result, error) {
 	res.document = map[string]any{"namespace": r.namespace, "pod": r.name, "devices": records}
 	res.rows, res.wide = podRows(records), 3
 	return res, nil
+}
+
+// podFaults is what all nodes know about a set of pods.
+type podFaults struct {
+	answers []answer[podAnswer]
+	records []podRecord
+	failed  []string // a line for each failure
+}
+
+// askFaults returns the records of pods, from the devices of all nodes and the
+// incidents of a query. With Prometheus, which may still know the pods, it needs
+// no podgauge.
+func askFaults(ctx context.Context, c *client, query url.Values, pods podSet, prometheus *promSource) (
+	f podFaults, err error,
+) {
+	query.Set("limit", strconv.Itoa(api.MaxLimit))
+	f.answers, err = askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (_ *podAnswer, err error) {
+		a := new(podAnswer)
+		if a.incidents, err = get[api.IncidentsResponse](ctx, c, p, "incidents", query); err != nil {
+			return nil, err
+		}
+		a.devices, err = get[api.DevicesResponse](ctx, c, p, "status", nil)
+		return a, err
+	})
+	f.failed = failedNodes(f.answers)
+	if err != nil && prometheus.given() {
+		f.failed, err = []string{err.Error()}, nil
+	}
+	for _, a := range f.answers {
+		if a.Response != nil {
+			f.records = append(f.records, recordsOf(a.Node, a.Response, pods)...)
+		}
+	}
+	return f, err
 }
 
 func (r *podReport) hasOwner(o allocation.Owner) bool {

@@ -2,8 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,7 +12,6 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/api"
-	corev1 "k8s.io/api/core/v1"
 )
 
 // podRecord is a device that a container of a pod has or had, with a fault
@@ -57,40 +54,6 @@ type podAnswer struct {
 type podSet interface {
 	hasOwner(o allocation.Owner) bool
 	hasAffected(i *incident.Incident, c *incident.AffectedContainer) bool
-}
-
-// podFaults is what all nodes know about a set of pods.
-type podFaults struct {
-	answers []answer[podAnswer]
-	records []podRecord
-	failed  []string // a line for each failure
-}
-
-// askFaults returns the records of pods, from the devices of all nodes and the
-// incidents of a query. With Prometheus, which may still know the pods, it needs
-// no podgauge.
-func askFaults(ctx context.Context, c *client, query url.Values, pods podSet, prometheus *promSource) (
-	f podFaults, err error,
-) {
-	query.Set("limit", strconv.Itoa(api.MaxLimit))
-	f.answers, err = askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (_ *podAnswer, err error) {
-		a := new(podAnswer)
-		if a.incidents, err = get[api.IncidentsResponse](ctx, c, p, "incidents", query); err != nil {
-			return nil, err
-		}
-		a.devices, err = get[api.DevicesResponse](ctx, c, p, "status", nil)
-		return a, err
-	})
-	f.failed = failedNodes(f.answers)
-	if err != nil && prometheus.given() {
-		f.failed, err = []string{err.Error()}, nil
-	}
-	for _, a := range f.answers {
-		if a.Response != nil {
-			f.records = append(f.records, recordsOf(a.Node, a.Response, pods)...)
-		}
-	}
-	return f, err
 }
 
 // recordsOf returns the records of a node: a record for each fault, and for

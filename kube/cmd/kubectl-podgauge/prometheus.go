@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -108,11 +107,7 @@ func (q *promQuery) vector(at time.Time, format string, args ...any) model.Vecto
 // records returns the faults and allocations of pods. A fault before begin is no
 // first fault.
 func (q *promQuery) records(namespace string, pods []string, begin time.Time) []podRecord {
-	quoted := make([]string, len(pods))
-	for i, pod := range pods {
-		quoted[i] = regexp.QuoteMeta(pod)
-	}
-	owner := fmt.Sprintf("namespace=%q,pod=~%q", namespace, strings.Join(quoted, "|"))
+	owner := fmt.Sprintf("namespace=%q,pod=~%q", namespace, anyOf(pods))
 	faults := func(function string) model.Vector {
 		return q.vector(q.now,
 			"%[1]s(nvidia_gpu_allocation_device_failure_last_timestamp_seconds{%[2]s}[%[3]s]) or "+

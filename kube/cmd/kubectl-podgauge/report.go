@@ -69,14 +69,10 @@ func nodeRows[T any](answers []answer[T], headers []string, rowsOf func(*T) [][]
 // command returns a command without arguments that prints a report.
 func (c *client) command(use, short, example string, run reportFunc) *cobra.Command {
 	var out cli.Output
-	command := &cobra.Command{
-		Use: use, Short: short, Long: short + ".", Example: example,
-		Args: cobra.ExactArgs(0),
-	}
+	command := &cobra.Command{Use: use, Short: short, Long: short + ".", Example: example, Args: cobra.ExactArgs(0)}
 	out.AddFlags(command.Flags())
 	out.AddWatchFlag(command.Flags())
-	formats := cobra.FixedCompletions(cli.Formats, cobra.ShellCompDirectiveNoFileComp)
-	_ = command.RegisterFlagCompletionFunc("output", formats) // the flag exists
+	cli.CompleteOutput(command)
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		if err := out.Check(); err != nil {
 			return err
@@ -100,28 +96,30 @@ func (c *client) render(ctx context.Context, run reportFunc, out cli.Output) (st
 	if err != nil {
 		return "", err
 	}
-	page := ""
-	if out.IsTable() {
-		page = out.Table(res.notes, res.table(out.Wide()))
-	} else if page, err = encode(res.document, out); err != nil {
+	page, err := res.page(out)
+	if err != nil {
 		return "", err
 	}
+	var failed strings.Builder
 	for _, line := range res.failed {
-		line = text.Printable(line) + "\n"
-		if out.Watch && out.Terminal {
-			page += line
-		} else {
-			fmt.Fprint(c.streams.ErrOut, line)
-		}
+		failed.WriteString(text.Printable(line) + "\n")
 	}
-	if (len(res.failed) > 0 || res.problems) && (!out.Watch || !out.Terminal) {
+	if out.Watch && out.Terminal {
+		return page + failed.String(), nil
+	}
+	fmt.Fprint(c.streams.ErrOut, failed.String())
+	if failed.Len() > 0 || res.problems {
 		return page, cli.ErrReported
 	}
 	return page, nil
 }
 
-func encode(document any, out cli.Output) (string, error) {
-	body, err := json.MarshalIndent(document, "", "  ")
+// page returns the table or the document.
+func (r *result) page(out cli.Output) (string, error) {
+	if out.IsTable() {
+		return out.Table(r.notes, r.table(out.Wide())), nil
+	}
+	body, err := json.MarshalIndent(r.document, "", "  ")
 	if err != nil {
 		return "", err
 	}
