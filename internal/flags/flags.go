@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/text"
 	"github.com/podgauge/podgauge/internal/web/server"
@@ -27,7 +28,7 @@ type Options struct {
 	Metrics Metrics
 	Health  Health
 
-	logLevel, logFormat         string
+	log                         cli.LogOptions
 	KubeletDir, DevicePluginDir string
 	PodLogsDir                  string
 	PodsAPIFallbackSocket       string
@@ -71,9 +72,7 @@ func isStaticPod(pod, node string) bool { return strings.HasSuffix(pod, "-"+stri
 func (o *Options) AddFlags(f *pflag.FlagSet, addPlatformFlags func(*pflag.FlagSet)) {
 	f.SortFlags = false
 	o.Web.AddFlags(f)
-	f.StringVar(&o.logLevel, "log.level", "info",
-		"only log messages of this `level` and above: debug, info, warn or error")
-	f.StringVar(&o.logFormat, "log.format", "logfmt", "`format` of log messages: logfmt or json")
+	o.log.AddFlags(f)
 	f.StringVar(&o.KubeletDir, "kubelet-dir", "/var/lib/kubelet",
 		"root `folder` of the kubelet, with pod-resources/")
 	f.StringVar(&o.DevicePluginDir, "device-plugin-dir", "",
@@ -136,16 +135,7 @@ func (o *Options) check() error {
 	if err := text.CheckSocketPath(o.PodsAPIFallbackSocket); err != nil {
 		return fmt.Errorf("--pods-api-fallback-socket: %w", err)
 	}
-	if err := cmp.Or(o.Metrics.check(), o.Health.check(), o.Web.Check()); err != nil {
-		return err
-	}
-	if err := new(slog.Level).UnmarshalText([]byte(o.logLevel)); err != nil {
-		return fmt.Errorf("--log.level %q: expected debug, info, warn or error", o.logLevel)
-	}
-	if o.logFormat != "logfmt" && o.logFormat != "json" {
-		return fmt.Errorf("--log.format %q: expected logfmt or json", o.logFormat)
-	}
-	return nil
+	return cmp.Or(o.Metrics.check(), o.Health.check(), o.Web.Check(), o.log.Check())
 }
 
 // applyKubeletSocket derives the device-plugin folder from NVIDIA's flag, if
@@ -165,12 +155,4 @@ func (o *Options) applyKubeletSocket() error {
 }
 
 // Logger returns a logger with the level and format of the flags.
-func (o *Options) Logger(w io.Writer) *slog.Logger {
-	var level slog.Level
-	_ = level.UnmarshalText([]byte(o.logLevel)) // check has accepted the level
-	handlerOptions := &slog.HandlerOptions{Level: level}
-	if o.logFormat == "json" {
-		return slog.New(slog.NewJSONHandler(w, handlerOptions))
-	}
-	return slog.New(slog.NewTextHandler(w, handlerOptions))
-}
+func (o *Options) Logger(w io.Writer) *slog.Logger { return o.log.Logger(w) }

@@ -56,7 +56,7 @@ var allowedImports = map[string][]string{
 	"internal/readiness":            {"internal/device", "internal/health", "internal/node", "plugin"},
 	"internal/validate":             {"internal/cli", "internal/config", "internal/device", "internal/rules"},
 	"internal/rules":                {"internal/cdi", "internal/config", "internal/device", "plugin", "plugin/response"},
-	"internal/flags":                {"exporter", "internal/dcgm", "internal/allocation", "internal/config", "internal/pods", "internal/web/server"},
+	"internal/flags":                {"exporter", "internal/cli", "internal/dcgm", "internal/allocation", "internal/config", "internal/pods", "internal/web/server"},
 	"internal/incident":             {"internal/device", "internal/allocation", "internal/xid"},
 	"internal/state":                {"internal/health", "internal/incident"},
 	"exporter":                      {"internal/node", "internal/dcgm", "internal/state", "plugin", "internal/device", "internal/allocation", "internal/health", "internal/xid", "internal/web/api", "internal/web/status", "internal/incident", "internal/sysfs"},

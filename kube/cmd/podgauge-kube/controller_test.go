@@ -20,6 +20,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/test/bubble"
@@ -344,7 +345,7 @@ var update = flag.Bool("update", false, "write docs/reference/podgauge-kube.md")
 // TestFlagTables checks that docs/reference/podgauge-kube.md has the flags.
 func TestFlagTables(t *testing.T) {
 	log := &pflag.FlagSet{}
-	(&logOptions{}).addFlags(log)
+	(&cli.LogOptions{}).AddFlags(log)
 	docs.CheckTables(t, *update, "../../../docs/reference/podgauge-kube.md", map[string]string{
 		"controller": flagTable(newControllerCommand(nil).Flags()),
 		"node":       flagTable(newNodeCommand(nil).Flags()),

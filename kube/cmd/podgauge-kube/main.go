@@ -14,6 +14,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/cli"
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 )
 
 func main() {
@@ -29,9 +30,16 @@ func run(ctx context.Context, stdout, stderr io.Writer, args []string) int {
 		Use: "podgauge-kube", Short: "Report the GPUs of a cluster to its API server",
 		SilenceErrors: true, SilenceUsage: true, DisableSuggestions: true, // one line for each error
 	}
-	log := &logOptions{}
-	log.addFlags(root.PersistentFlags())
-	newLog := func() (*slog.Logger, error) { return log.logger(stderr) }
+	options := &cli.LogOptions{}
+	options.AddFlags(root.PersistentFlags())
+	newLog := func() (*slog.Logger, error) {
+		if err := options.Check(); err != nil {
+			return nil, err
+		}
+		log := options.Logger(stderr)
+		klog.SetSlogLogger(log) // of client-go
+		return log, nil
+	}
 	root.AddCommand(
 		newControllerCommand(newLog),
 		newNodeCommand(newLog),
