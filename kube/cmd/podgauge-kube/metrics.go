@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
@@ -18,13 +19,12 @@ type metrics struct {
 }
 
 func newMetrics() metrics {
-	m := metrics{prometheus.NewRegistry(), prometheus.NewCounterVec(prometheus.CounterOpts{
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return metrics{r, promauto.With(r).NewCounterVec(prometheus.CounterOpts{
 		Name: "podgauge_kube_requests_total",
 		Help: "Requests to the API server by status code; error: without a response.",
 	}, []string{"code"})}
-	m.MustRegister(m.requests, collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return m
 }
 
 // countRequests counts the requests of a transport.
@@ -43,27 +43,25 @@ func (m metrics) countRequests(next http.RoundTripper) http.RoundTripper {
 
 // addNodes adds the number of nodes in a state.
 func (m metrics) addNodes(state string, count func() int) {
-	m.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	promauto.With(m).NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "podgauge_kube_nodes", ConstLabels: prometheus.Labels{"state": state},
 		Help: "Nodes with a pod of podgauge. followed: podgauge's state is current; unreachable: it is not.",
-	}, func() float64 { return float64(count()) }))
+	}, func() float64 { return float64(count()) })
 }
 
 // addEvents adds the number of dropped events.
 func (m metrics) addEvents(dropped func() uint64) {
-	m.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+	promauto.With(m).NewCounterFunc(prometheus.CounterOpts{
 		Name: "podgauge_kube_events_dropped_total",
 		Help: "Events that became too old before the API server had them.",
-	}, func() float64 { return float64(dropped()) }))
+	}, func() float64 { return float64(dropped()) })
 }
 
 // newLeaderGauge returns the gauge of the leader, and adds it.
 func (m metrics) newLeaderGauge() prometheus.Gauge {
-	g := prometheus.NewGauge(prometheus.GaugeOpts{
+	return promauto.With(m).NewGauge(prometheus.GaugeOpts{
 		Name: "podgauge_kube_leader", Help: "1 if this replica follows the nodes and reports.",
 	})
-	m.MustRegister(g)
-	return g
 }
 
 // handler serves metrics and probes.
