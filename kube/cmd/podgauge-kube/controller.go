@@ -42,6 +42,10 @@ type controllerOptions struct {
 	election   election
 	kubeconfig string
 	listen     string
+
+	// Of the checked flags.
+	conditions   []condition.Kind
+	taintEffects taints.Effects
 }
 
 // newControllerCommand returns the command of the controller. newLog is called
@@ -56,15 +60,14 @@ func newControllerCommand(newLog func() (*slog.Logger, error)) *cobra.Command {
 		Example: "  podgauge-kube controller --namespace=podgauge --events --node-condition=podgauge",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			r, err := o.check()
-			if err != nil {
+			if err := o.check(); err != nil {
 				return err
 			}
 			log, err := newLog()
 			if err != nil {
 				return err
 			}
-			return cli.Failed(o.run(c.Context(), r, log))
+			return cli.Failed(o.run(c.Context(), log))
 		},
 	}
 	o.addFlags(command.Flags())
@@ -104,48 +107,42 @@ func (o *controllerOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.listen, "web.listen-address", ":9401", "`address` of metrics and probes")
 }
 
-// reports are what the controller reports besides events.
-type reports struct {
-	conditions []condition.Kind
-	effects    taints.Effects // nil: no taints
-}
-
 // check checks the flags.
-func (o *controllerOptions) check() (r reports, err error) {
+func (o *controllerOptions) check() (err error) {
 	if _, err := labels.Parse(o.nodes.Selector); err != nil {
-		return r, fmt.Errorf("--selector %q: %w", o.nodes.Selector, err)
+		return fmt.Errorf("--selector %q: %w", o.nodes.Selector, err)
 	}
 	if err := text.CheckAddress(o.listen); err != nil {
-		return r, fmt.Errorf("--web.listen-address %q: %w", o.listen, err)
+		return fmt.Errorf("--web.listen-address %q: %w", o.listen, err)
 	}
 	https := o.nodes.Scheme == "https"
 	switch {
 	case o.nodes.Scheme != "http" && !https:
-		return r, fmt.Errorf("--node-scheme %q: expected http or https", o.nodes.Scheme)
+		return fmt.Errorf("--node-scheme %q: expected http or https", o.nodes.Scheme)
 	case !https && (o.tls.CAFile != "" || o.tls.ServerName != "" || o.tls.Insecure):
-		return r, errors.New("--node-ca-file, --node-server-name, --node-insecure-skip-verify: " +
+		return errors.New("--node-ca-file, --node-server-name, --node-insecure-skip-verify: " +
 			"set --node-scheme=https")
 	case (o.nodes.Username == "") != (o.nodes.PasswordFile == ""):
-		return r, errors.New("--node-username, --node-password-file: set both or none of them")
+		return errors.New("--node-username, --node-password-file: set both or none of them")
 	case o.nodes.Port < 0 || o.nodes.Port > 65535:
-		return r, fmt.Errorf("--port %d: expected 1 to 65535", o.nodes.Port)
+		return fmt.Errorf("--port %d: expected 1 to 65535", o.nodes.Port)
 	}
-	if r.conditions, err = o.condition.Kinds(); err != nil {
-		return r, err
+	if o.conditions, err = o.condition.Kinds(); err != nil {
+		return err
 	}
 	if o.taints {
-		if r.effects, err = taints.ParseEffects(o.effects); err != nil {
-			return r, fmt.Errorf("--device-taints.effects: %w", err)
+		if o.taintEffects, err = taints.ParseEffects(o.effects); err != nil {
+			return fmt.Errorf("--device-taints.effects: %w", err)
 		}
 	}
-	if !o.events && !o.taints && len(r.conditions) == 0 {
-		return r, errors.New("nothing to report: set --events, --node-condition or --device-taints")
+	if !o.events && !o.taints && len(o.conditions) == 0 {
+		return errors.New("nothing to report: set --events, --node-condition or --device-taints")
 	}
-	return r, nil
+	return nil
 }
 
 // run runs the controller until ctx is done.
-func (o *controllerOptions) run(ctx context.Context, r reports, log *slog.Logger) error {
+func (o *controllerOptions) run(ctx context.Context, log *slog.Logger) error {
 	m := newMetrics()
 	config, err := o.connect(m)
 	if err != nil {
@@ -164,8 +161,8 @@ func (o *controllerOptions) run(ctx context.Context, r reports, log *slog.Logger
 		o.nodes.Reporters = append(o.nodes.Reporters, reporter)
 		m.addEvents(reporter.Dropped)
 	}
-	if len(r.conditions) > 0 {
-		o.nodes.Reporters = append(o.nodes.Reporters, condition.New(client, r.conditions))
+	if len(o.conditions) > 0 {
+		o.nodes.Reporters = append(o.nodes.Reporters, condition.New(client, o.conditions))
 	}
 	var tasks []func(context.Context) error
 	if o.taints {
@@ -173,7 +170,7 @@ func (o *controllerOptions) run(ctx context.Context, r reports, log *slog.Logger
 		if err != nil {
 			return err
 		}
-		reporter := taints.New(taints.Options{Client: client, Dynamic: rules, Effects: r.effects, Log: log})
+		reporter := taints.New(taints.Options{Client: client, Dynamic: rules, Effects: o.taintEffects, Log: log})
 		o.nodes.Reporters = append(o.nodes.Reporters, reporter)
 		tasks = append(tasks, reporter.Run)
 	}
