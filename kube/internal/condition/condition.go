@@ -41,8 +41,7 @@ type Reporter struct {
 
 // sent is what the API server has of a node.
 type sent struct {
-	known      bool
-	conditions []corev1.NodeCondition // by kind
+	conditions []corev1.NodeCondition // by kind; nil: unknown
 	at         time.Time              // of the last update by this process
 }
 
@@ -62,11 +61,11 @@ func (r *Reporter) Report(ctx context.Context, node string, response *api.NodeRe
 	if response.Driver.State == "starting" && len(response.Devices) == 0 { // nothing is known yet
 		return 0, nil
 	}
-	stored, _ := r.sent.LoadOrStore(node, &sent{conditions: make([]corev1.NodeCondition, len(r.kinds))})
+	stored, _ := r.sent.LoadOrStore(node, &sent{})
 	s, now := stored.(*sent), time.Now()
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	if !s.known {
+	if s.conditions == nil {
 		if err := r.read(ctx, node, s); err != nil {
 			return 0, err
 		}
@@ -106,6 +105,7 @@ func (r *Reporter) read(ctx context.Context, name string, s *sent) error {
 	if err != nil {
 		return err
 	}
+	s.conditions = make([]corev1.NodeCondition, len(r.kinds))
 	for i := range r.kinds {
 		for _, c := range node.Status.Conditions {
 			if c.Type == r.kinds[i].Type {
@@ -113,7 +113,6 @@ func (r *Reporter) read(ctx context.Context, name string, s *sent) error {
 			}
 		}
 	}
-	s.known = true
 	return nil
 }
 

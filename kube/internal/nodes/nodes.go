@@ -35,8 +35,7 @@ type Nodes struct {
 	o       Options
 	outages *outages
 	changes chan struct{} // pods changed, or a node was forgotten
-	running atomic.Bool
-	synced  atomic.Bool
+	listing atomic.Bool   // Run does not know the pods yet
 
 	mu      sync.Mutex
 	entries map[string]*entry // by node; guarded by mu, written by Run's goroutine
@@ -52,7 +51,7 @@ func New(o Options) *Nodes {
 
 // Run follows podgauge's pods until ctx is done.
 func (n *Nodes) Run(ctx context.Context) error {
-	n.running.Store(true)
+	n.listing.Store(true)
 	var running sync.WaitGroup
 	defer running.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -73,7 +72,7 @@ func (n *Nodes) Run(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 		return nil
 	}
-	n.synced.Store(true)
+	n.listing.Store(false)
 	for ctx.Err() == nil {
 		n.update(ctx, &running, n.o.targets(informer.GetStore().List()))
 		select {
@@ -87,7 +86,7 @@ func (n *Nodes) Run(ctx context.Context) error {
 
 // Ready returns an error while Run does not know the pods of podgauge.
 func (n *Nodes) Ready() error {
-	if n.running.Load() && !n.synced.Load() {
+	if n.listing.Load() {
 		return errors.New("the pods of podgauge are not yet known")
 	}
 	return nil
