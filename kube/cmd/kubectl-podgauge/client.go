@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"net/url"
 	"slices"
@@ -97,6 +98,17 @@ type answer[T any] struct {
 	Pod      string `json:"podgauge"` // namespace/name
 	Error    string `json:"error,omitempty"`
 	Response *T     `json:"response,omitempty"`
+}
+
+// responses returns the nodes that responded, with their responses.
+func responses[T any](answers []answer[T]) iter.Seq2[string, *T] {
+	return func(yield func(string, *T) bool) {
+		for _, a := range answers {
+			if a.Response != nil && !yield(a.Node, a.Response) {
+				return
+			}
+		}
+	}
 }
 
 // askNodes returns the answers of all nodes, by node.

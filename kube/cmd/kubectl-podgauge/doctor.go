@@ -35,8 +35,8 @@ func (c *client) reportDoctor(ctx context.Context) (result, error) {
 		document: nodeList[doctor.Report]{answers}, failed: failedNodes(answers),
 		rows: nodeRows(answers, []string{"CHECK", "STATUS", "MESSAGE", "IMPACT", "FIX"}, findingRows), wide: 2,
 	}
-	for _, a := range answers {
-		res.problems = res.problems || a.Response != nil && a.Response.Failures > 0
+	for _, report := range responses(answers) {
+		res.problems = res.problems || report.Failures > 0
 	}
 	return res, err
 }

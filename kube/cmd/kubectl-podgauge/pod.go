@@ -92,10 +92,8 @@ func askFaults(ctx context.Context, c *client, query url.Values, pods podSet, pr
 	if err != nil && prometheus.given() {
 		f.failed, err = []string{err.Error()}, nil
 	}
-	for _, a := range f.answers {
-		if a.Response != nil {
-			f.records = append(f.records, recordsOf(a.Node, a.Response, pods)...)
-		}
+	for node, response := range responses(f.answers) {
+		f.records = append(f.records, recordsOf(node, response, pods)...)
 	}
 	return f, err
 }

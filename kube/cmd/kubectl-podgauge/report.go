@@ -55,12 +55,9 @@ type nodeList[T any] struct {
 // the node's name.
 func nodeRows[T any](answers []answer[T], headers []string, rowsOf func(*T) [][]string) [][]string {
 	rows := [][]string{append([]string{"NODE"}, headers...)}
-	for _, a := range answers {
-		if a.Response == nil {
-			continue
-		}
-		for _, row := range rowsOf(a.Response) {
-			rows = append(rows, append([]string{a.Node}, row...))
+	for node, response := range responses(answers) {
+		for _, row := range rowsOf(response) {
+			rows = append(rows, append([]string{node}, row...))
 		}
 	}
 	return rows

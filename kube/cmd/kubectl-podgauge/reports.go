@@ -62,15 +62,12 @@ func (c *client) reportIncidents(ctx context.Context, query url.Values) (result,
 		row  []string
 	}
 	var entries []entry
-	for _, a := range answers {
-		if a.Response == nil {
-			continue
+	for node, response := range responses(answers) {
+		for _, note := range cli.IncidentNotes(response) {
+			res.notes = append(res.notes, node+": "+note)
 		}
-		for _, note := range cli.IncidentNotes(a.Response) {
-			res.notes = append(res.notes, a.Node+": "+note)
-		}
-		for i, row := range cli.IncidentTable(a.Response, true)[1:] {
-			entries = append(entries, entry{a.Response.Incidents[i].Last, append([]string{a.Node}, row...)})
+		for i, row := range cli.IncidentTable(response, true)[1:] {
+			entries = append(entries, entry{response.Incidents[i].Last, append([]string{node}, row...)})
 		}
 	}
 	slices.SortStableFunc(entries, func(a, b entry) int { return b.last.Compare(a.last) })

@@ -60,13 +60,10 @@ func (c *client) reportRetired(ctx context.Context) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	for _, a := range answers {
-		if a.Response == nil {
-			continue
-		}
-		for i := range a.Response.Devices {
-			d := &a.Response.Devices[i]
-			ofGPU := func(r retiredDevice) bool { return r.Node == a.Node && r.Device == string(d.GPU) }
+	for node, response := range responses(answers) {
+		for i := range response.Devices {
+			d := &response.Devices[i]
+			ofGPU := func(r retiredDevice) bool { return r.Node == node && r.Device == string(d.GPU) }
 			listed := slices.IndexFunc(rows, func(r retiredDevice) bool { return isName(r.listed, d) })
 			switch {
 			case listed >= 0:
@@ -74,14 +71,14 @@ func (c *client) reportRetired(ctx context.Context) (result, error) {
 					listed, rows = len(rows), append(rows, r)
 				}
 				r := &rows[listed]
-				r.Node, r.GPU, r.MaskedFault, r.Device = a.Node, cli.DeviceNumber(d), d.MaskedFault, string(d.ID)
+				r.Node, r.GPU, r.MaskedFault, r.Device = node, cli.DeviceNumber(d), d.MaskedFault, string(d.ID)
 				r.Pending = d.Reason != device.ReasonRetired
 				if r.Since.IsZero() {
 					r.Since = d.Since
 				}
 			case d.Reason == device.ReasonRetired && !slices.ContainsFunc(rows, ofGPU):
 				rows = append(rows, retiredDevice{
-					Node: a.Node, GPU: cli.DeviceNumber(d), Device: string(d.ID), Reason: d.Note, Since: d.Since,
+					Node: node, GPU: cli.DeviceNumber(d), Device: string(d.ID), Reason: d.Note, Since: d.Since,
 					Source: "node", MaskedFault: d.MaskedFault,
 				})
 			}
