@@ -57,22 +57,19 @@ type bundleFile struct {
 
 func newBundleCommand(c *client) *cobra.Command {
 	var b bundle
-	command := &cobra.Command{
-		Use: "bundle NODE [GPU]", Short: "Write an archive on a node, or on a GPU of the node, for a repair (RMA)",
-		Long: "Write an archive on a node, or on a GPU of the node, for a repair (RMA): a summary, devices,\n" +
-			"incidents, allocations, metrics, doctor, logs and versions. Secrets are left out, but the report of\n" +
-			"--bug-report is not filtered.",
-		Example: "  kubectl podgauge bundle node-a 3\n" +
+	command := newNodeCommand(c, "bundle NODE [GPU]",
+		"Write an archive on a node, or on a GPU of the node, for a repair (RMA)",
+		"  kubectl podgauge bundle node-a 3\n"+
 			"  kubectl podgauge bundle node-a --bug-report --image=busybox --driver-root=/run/nvidia/driver",
-		Args: cobra.RangeArgs(1, 2), PreRun: c.waitLonger,
-		RunE: func(command *cobra.Command, args []string) error {
-			b.node, b.gpu = args[0], strings.Join(args[1:], "")
-			if err := c.connect(); err != nil {
-				return err
-			}
-			return cli.Failed(b.write(command.Context(), c))
-		},
-	}
+		cobra.RangeArgs(1, 2),
+		func(ctx context.Context, p *corev1.Pod, args []string) error {
+			b.node, b.gpu = p.Spec.NodeName, strings.Join(args, "")
+			return b.write(ctx, c, p)
+		})
+	command.Long = command.Short + ": a summary, devices,\n" +
+		"incidents, allocations, metrics, doctor, logs and versions. Secrets are left out, but the report of\n" +
+		"--bug-report is not filtered."
+	command.PreRun = c.waitLonger
 	command.Flags().StringVarP(&b.file, "output", "o", "", "`file` of the archive (default podgauge-NODE-TIME.tar.gz)")
 	b.bugReport.addFlags(command.Flags())
 	command.MarkFlagsRequiredTogether("bug-report", "image")
@@ -81,11 +78,7 @@ func newBundleCommand(c *client) *cobra.Command {
 
 // write collects and writes the archive. What cannot be obtained is a line of
 // the summary.
-func (b *bundle) write(ctx context.Context, c *client) error {
-	p, err := c.podOf(ctx, b.node)
-	if err != nil {
-		return err
-	}
+func (b *bundle) write(ctx context.Context, c *client, p *corev1.Pod) error {
 	b.collect(ctx, c, p)
 	if b.nameErr != nil {
 		return b.nameErr

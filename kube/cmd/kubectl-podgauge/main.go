@@ -74,13 +74,13 @@ func newRootCommand(c *client) *cobra.Command {
 		newUnretireCommand(c),
 		c.command("retired", "Show the retired devices of all nodes, the longest first", "  kubectl podgauge retired",
 			c.reportRetired),
-		newNodeCommand(c, "trust NODE GPU", "Return a device to service if its check passes: podgauge device trust",
+		newExecCommand(c, "trust NODE GPU", "Return a device to service if its check passes: podgauge device trust",
 			"  kubectl podgauge trust node-a 3", 2, "device", "trust"),
-		newNodeCommand(c, "release NODE", "Release the driver of a node, for a reset of a GPU: podgauge driver release",
+		newExecCommand(c, "release NODE", "Release the driver of a node, for a reset of a GPU: podgauge driver release",
 			"  kubectl podgauge release node-a", 1, "driver", "release"),
-		newNodeCommand(c, "resume NODE", "Use the driver of a node again: podgauge driver resume",
+		newExecCommand(c, "resume NODE", "Use the driver of a node again: podgauge driver resume",
 			"  kubectl podgauge resume node-a", 1, "driver", "resume"),
-		newNodeCommand(c, "capture NODE", "Print the driver's answers on a node, with names and serial numbers masked",
+		newExecCommand(c, "capture NODE", "Print the driver's answers on a node, with names and serial numbers masked",
 			"  kubectl podgauge capture node-a > capture.txt", 1, "capture"),
 		&cobra.Command{
 			Use: "version", Short: "Print the version", Args: cobra.NoArgs, Run: func(c *cobra.Command, _ []string) {

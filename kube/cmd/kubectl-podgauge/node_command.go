@@ -13,29 +13,42 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// newNodeCommand returns a command that runs a command of podgauge on a node,
-// with the arguments after the node, and prints its output.
-func newNodeCommand(c *client, use, short, example string, args int, podgauge ...string) *cobra.Command {
+// newNodeCommand returns a command that runs on podgauge's pod of a node, the
+// first argument, with the other arguments.
+func newNodeCommand(c *client, use, short, example string, args cobra.PositionalArgs,
+	run func(ctx context.Context, p *corev1.Pod, args []string) error,
+) *cobra.Command {
 	return &cobra.Command{
-		Use: use, Short: short, Long: short + ".", Example: example, Args: cobra.ExactArgs(args), PreRun: c.waitLonger,
+		Use: use, Short: short, Long: short + ".", Example: example, Args: args,
 		RunE: func(command *cobra.Command, args []string) error {
 			if err := c.connect(); err != nil {
 				return err
 			}
-			return cli.Failed(c.runOnNode(command.Context(), args[0], append(podgauge, args[1:]...)))
+			p, err := c.podOf(command.Context(), args[0])
+			if err == nil {
+				err = run(command.Context(), p, args[1:])
+			}
+			return cli.Failed(err)
 		},
 	}
 }
 
-// runOnNode prints the output of a command of podgauge on a node.
-func (c *client) runOnNode(ctx context.Context, node string, command []string) error {
-	p, err := c.podOf(ctx, node)
-	if err != nil {
-		return err
-	}
+// newExecCommand returns a command that prints the output of a command of
+// podgauge on a node.
+func newExecCommand(c *client, use, short, example string, args int, podgauge ...string) *cobra.Command {
+	command := newNodeCommand(c, use, short, example, cobra.ExactArgs(args),
+		func(ctx context.Context, p *corev1.Pod, args []string) error {
+			return c.printOutput(ctx, p, slices.Concat([]string{"podgauge"}, podgauge, args))
+		})
+	command.PreRun = c.waitLonger
+	return command
+}
+
+// printOutput prints the output of a command in a pod.
+func (c *client) printOutput(ctx context.Context, p *corev1.Pod, command []string) error {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	output, err := c.runInPod(ctx, p, append([]string{"podgauge"}, command...))
+	output, err := c.runInPod(ctx, p, command)
 	if err != nil && !errors.Is(err, cli.ErrReported) {
 		return err
 	}

@@ -24,7 +24,7 @@ import (
 // retirementEdit is a command that changes the list of retired devices.
 type retirementEdit struct {
 	*client
-	node, gpu  string
+	gpu        string
 	reason, by string
 }
 
@@ -47,26 +47,18 @@ func newUnretireCommand(c *client) *cobra.Command {
 func (e *retirementEdit) command(use, short, example string,
 	run func(context.Context, *corev1.Pod) (string, error),
 ) *cobra.Command {
-	return &cobra.Command{
-		Use: use, Short: short, Example: example, Args: cobra.ExactArgs(2),
-		Long: short + ".\n\nGPU is an index, GPU:MIG from status, a UUID or a serial number. The list is the " +
-			"ConfigMap that podgauge's\npods mount. Nodes follow it within about a minute.",
-		RunE: func(command *cobra.Command, args []string) error {
-			e.node, e.gpu = args[0], args[1]
-			if err := e.connect(); err != nil {
-				return err
-			}
-			p, err := e.podOf(command.Context(), e.node)
-			if err != nil {
-				return cli.Failed(err)
-			}
-			done, err := run(command.Context(), p)
+	command := newNodeCommand(e.client, use, short, example, cobra.ExactArgs(2),
+		func(ctx context.Context, p *corev1.Pod, args []string) error {
+			e.gpu = args[0]
+			done, err := run(ctx, p)
 			if err == nil {
 				fmt.Fprintln(e.streams.Out, text.Printable(done))
 			}
-			return cli.Failed(err)
-		},
-	}
+			return err
+		})
+	command.Long += "\n\nGPU is an index, GPU:MIG from status, a UUID or a serial number. The list is the " +
+		"ConfigMap that podgauge's\npods mount. Nodes follow it within about a minute."
+	return command
 }
 
 func (e *retirementEdit) retire(ctx context.Context, p *corev1.Pod) (string, error) {
@@ -97,7 +89,7 @@ func (e *retirementEdit) retire(ctx context.Context, p *corev1.Pod) (string, err
 	if err != nil {
 		return "", err
 	}
-	done := fmt.Sprintf("%s is retired in %s; %s follows within about a minute", d.ID, list, e.node)
+	done := fmt.Sprintf("%s is retired in %s; %s follows within about a minute", d.ID, list, p.Spec.NodeName)
 	if len(d.Owners) > 0 {
 		done += "; allocated until the pods end"
 	}
@@ -123,7 +115,8 @@ func (e *retirementEdit) unretire(ctx context.Context, p *corev1.Pod) (string, e
 		}
 		return fmt.Errorf("%s is not retired", d.ID)
 	})
-	return fmt.Sprintf("%s is no longer retired in %s; %s follows within about a minute", d.ID, list, e.node), editErr
+	return fmt.Sprintf("%s is no longer retired in %s; %s follows within about a minute", d.ID, list, p.Spec.NodeName),
+		editErr
 }
 
 // askDevice returns the device that the user names; nil without an answer of
@@ -133,9 +126,9 @@ func (e *retirementEdit) askDevice(ctx context.Context, p *corev1.Pod) (*api.Dev
 	defer cancel()
 	devices, err := get[api.DevicesResponse](ctx, e.client, p, "status", nil)
 	if err != nil {
-		return nil, fmt.Errorf("list devices of %s: %w", e.node, err)
+		return nil, fmt.Errorf("list devices of %s: %w", p.Spec.NodeName, err)
 	}
-	return findDevice(e.node, e.gpu, devices.Devices)
+	return findDevice(p.Spec.NodeName, e.gpu, devices.Devices)
 }
 
 // findDevice returns the only device with a name: a gone GPU may have the index
