@@ -220,7 +220,12 @@ type podgauge struct {
 	lines    chan string // "": end of the stream
 }
 
-func newPodgauge() *podgauge { return &podgauge{lines: make(chan string)} }
+// serve returns a podgauge at an address.
+func (f *fixture) serve(address string) *podgauge {
+	p := &podgauge{lines: make(chan string)}
+	f.network.serve(address, p.ServeHTTP)
+	return p
+}
 
 func (p *podgauge) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.mu.Lock()

@@ -35,9 +35,7 @@ import (
 func TestFollow(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f := start(t)
-		a, b := newPodgauge(), newPodgauge()
-		f.network.serve("10.0.0.1", a.ServeHTTP)
-		f.network.serve("10.0.0.2", b.ServeHTTP)
+		a, b := f.serve("10.0.0.1"), f.serve("10.0.0.2")
 		f.pod("node-a", "10.0.0.1")
 		f.pod("node-b", "10.0.0.2")
 		f.pod("node-c", "10.0.0.3") // nothing listens
@@ -69,9 +67,7 @@ func TestFollow(t *testing.T) {
 func TestHungNode(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f := start(t)
-		hung, other := newPodgauge(), newPodgauge()
-		f.network.serve("10.0.0.1", hung.ServeHTTP)
-		f.network.serve("10.0.0.2", other.ServeHTTP)
+		hung, other := f.serve("10.0.0.1"), f.serve("10.0.0.2")
 		f.network.serve("10.0.0.3", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }) // never answers
 		f.pod("node-a", "10.0.0.1")
 		f.pod("node-b", "10.0.0.2")
@@ -104,8 +100,7 @@ func TestHungNode(t *testing.T) {
 func TestReconnect(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f := start(t)
-		p := newPodgauge()
-		f.network.serve("10.0.0.1", p.ServeHTTP)
+		p := f.serve("10.0.0.1")
 		f.pod("node-a", "10.0.0.1")
 		p.lines <- state("GPU-1")
 		f.wantReports(time.Second, "node-a: GPU-1")
@@ -161,8 +156,7 @@ func TestBadResponses(t *testing.T) {
 			if lines := f.log.Matching("cannot follow node"); len(lines) != 1 || !strings.Contains(lines[0], c.want) {
 				t.Errorf("got log %q, want %s", lines, c.want)
 			}
-			p := newPodgauge()
-			f.network.serve("10.0.0.1", p.ServeHTTP)
+			p := f.serve("10.0.0.1")
 			p.lines <- state("GPU-1")
 			f.wantReports(time.Second, "node-a: GPU-1")
 			if f.wantCount(1, 0); f.log.Count("node followed again") != 1 {
@@ -176,9 +170,7 @@ func TestBadResponses(t *testing.T) {
 func TestPodReplaced(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f := start(t)
-		old, replacement := newPodgauge(), newPodgauge()
-		f.network.serve("10.0.0.1", old.ServeHTTP)
-		f.network.serve("10.0.0.2", replacement.ServeHTTP)
+		old, replacement := f.serve("10.0.0.1"), f.serve("10.0.0.2")
 		p := f.pod("node-a", "10.0.0.1")
 		old.lines <- state("GPU-1")
 		f.wantReports(time.Second, "node-a: GPU-1")
@@ -196,9 +188,7 @@ func TestPodReplaced(t *testing.T) {
 func TestSurge(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f := start(t)
-		old, replacement := newPodgauge(), newPodgauge()
-		f.network.serve("10.0.0.1", old.ServeHTTP)
-		f.network.serve("10.0.0.2", replacement.ServeHTTP)
+		old, replacement := f.serve("10.0.0.1"), f.serve("10.0.0.2")
 		first := f.pod("node-a", "10.0.0.1")
 		old.lines <- state("GPU-1")
 		time.Sleep(time.Minute)
@@ -225,8 +215,7 @@ func TestSurge(t *testing.T) {
 func TestNodeGone(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f := start(t)
-		p := newPodgauge()
-		f.network.serve("10.0.0.1", p.ServeHTTP)
+		p := f.serve("10.0.0.1")
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
 		_, err := f.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{})
 		require.NoError(t, err)
@@ -256,8 +245,7 @@ func TestNodeGone(t *testing.T) {
 func TestFailedReport(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f := start(t)
-		p := newPodgauge()
-		f.network.serve("10.0.0.1", p.ServeHTTP)
+		p := f.serve("10.0.0.1")
 		f.set(0, errors.New("connection reset"))
 		f.pod("node-a", "10.0.0.1")
 		p.lines <- state("GPU-1")
@@ -289,8 +277,7 @@ func TestFailedReport(t *testing.T) {
 func TestNext(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f := start(t)
-		p := newPodgauge()
-		f.network.serve("10.0.0.1", p.ServeHTTP)
+		p := f.serve("10.0.0.1")
 		f.set(10*time.Second, nil)
 		f.pod("node-a", "10.0.0.1")
 		p.lines <- state("GPU-1")
