@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 )
 
 // requestTimeout is the maximum duration of a request: the claims of other pods
@@ -73,15 +74,12 @@ func (a *AdminClaims) Content(ctx context.Context, pods []any) (string, error) {
 func claimsOf(pods []any) (claims []podClaim) {
 	for _, o := range pods {
 		p := o.(*v1.Pod)
-		var names []*string
-		for _, c := range p.Spec.ResourceClaims {
-			names = append(names, c.ResourceClaimName)
+		if p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
+			continue
 		}
-		for _, c := range p.Status.ResourceClaimStatuses { // of templates
-			names = append(names, c.ResourceClaimName)
-		}
-		for _, name := range names {
-			if name != nil && p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed {
+		for i := range p.Spec.ResourceClaims {
+			name, _, err := resourceclaim.Name(p, &p.Spec.ResourceClaims[i])
+			if err == nil && name != nil { // otherwise, the template's claim does not exist yet
 				claims = append(claims, podClaim{p.UID, p.Namespace, *name})
 			}
 		}

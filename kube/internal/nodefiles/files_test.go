@@ -288,9 +288,9 @@ func (c *cluster) addPod(name string, claims ...string) *v1.Pod {
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID(name)}}
 	for _, claim := range claims {
 		if generated, ok := strings.CutPrefix(claim, "~"); ok {
-			p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, v1.PodResourceClaim{ResourceClaimTemplateName: new("t")})
+			p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, v1.PodResourceClaim{Name: claim, ResourceClaimTemplateName: new("t")})
 			p.Status.ResourceClaimStatuses = append(p.Status.ResourceClaimStatuses,
-				v1.PodResourceClaimStatus{Name: "c", ResourceClaimName: new(generated)})
+				v1.PodResourceClaimStatus{Name: claim, ResourceClaimName: new(generated)})
 			continue
 		}
 		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, v1.PodResourceClaim{ResourceClaimName: new(claim)})
