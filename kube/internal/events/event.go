@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 )
 
@@ -24,8 +25,6 @@ const (
 	component = "podgauge"
 	// nodeNamespace has the events of nodes, as the kubelet's.
 	nodeNamespace = metav1.NamespaceDefault
-	// maxEventName is the maximum length of an object's name.
-	maxEventName = 253
 	// maxClockSkew is the allowed lead of the API server's clock over the
 	// node's clock.
 	maxClockSkew   = 10 * time.Second
@@ -124,5 +123,5 @@ func eventName(id uint64, key eventKey) string {
 	if key.recovered {
 		suffix += ".recovered"
 	}
-	return strings.TrimRight(key.name[:min(len(key.name), maxEventName-len(suffix))], "-.") + suffix
+	return strings.TrimRight(key.name[:min(len(key.name), validation.DNS1123SubdomainMaxLength-len(suffix))], "-.") + suffix
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/podgauge/podgauge/internal/xid"
 	resource "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // The classes of devices with a taint.
@@ -92,9 +93,6 @@ func classOf(d *api.DeviceJSON) string {
 	return ClassHardware
 }
 
-// maxLabelValue is the length of a label's value.
-const maxLabelValue = 63
-
 // labelValue returns text as a label's value.
 func labelValue(text string) string {
 	text = strings.Map(func(r rune) rune {
@@ -103,5 +101,5 @@ func labelValue(text string) string {
 		}
 		return '_'
 	}, text)
-	return strings.Trim(text[:min(len(text), maxLabelValue)], "._-")
+	return strings.Trim(text[:min(len(text), validation.LabelValueMaxLength)], "._-")
 }
