@@ -180,7 +180,7 @@ func (t *translator) labelSelector(v *parser.VectorSelector, name string) (selec
 		flow.noInfo = nil
 	}
 	own, info := t.matchers(v, flow)
-	if _, isOwn := flow.own[name]; !isOwn && l.reason != "" {
+	if !slices.Contains(flow.own, name) && l.reason != "" {
 		t.fail(l.reason)
 	}
 	switch {

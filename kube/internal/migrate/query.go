@@ -3,7 +3,6 @@ package migrate
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -219,9 +218,9 @@ func (t *translator) renameSources(c *parser.Call, flow labelFlow) (parser.Expr,
 	target := c.Args[1].(*parser.StringLiteral).Val
 	if c.Func.Name == "label_replace" && c.Args[3].(*parser.StringLiteral).Val == target &&
 		c.Args[2].(*parser.StringLiteral).Val == "$1" && c.Args[4].(*parser.StringLiteral).Val == "(.*)" {
-		return paren(c.Args[0]), flow.with(labelFlow{own: map[string]struct{}{target: {}}}) // no change
+		return paren(c.Args[0]), flow.with(labelFlow{own: []string{target}}) // no change
 	}
-	return c, flow.with(labelFlow{own: map[string]struct{}{target: {}}})
+	return c, flow.with(labelFlow{own: []string{target}})
 }
 
 // callText returns a call with another argument.
@@ -279,7 +278,7 @@ func (t *translator) aggregation(a *parser.AggregateExpr) (parser.Expr, labelFlo
 		}
 	}
 	if s, ok := a.Param.(*parser.StringLiteral); ok { // count_values
-		flow = flow.with(labelFlow{own: map[string]struct{}{s.Val: {}}})
+		flow = flow.with(labelFlow{own: []string{s.Val}})
 	}
 	return &out, flow
 }
@@ -336,7 +335,7 @@ func (t *translator) matching(b *parser.BinaryExpr, left, right labelFlow) (*par
 	flow := left.with(right)
 	names := m.MatchingLabels
 	if !m.On {
-		names = slices.Sorted(maps.Keys(flow.own))
+		names = flow.own
 	}
 	for _, name := range names {
 		if left.ofDCGM && right.ofDCGM && left.rename(name) != right.rename(name) {
@@ -380,7 +379,7 @@ func (t *translator) matching(b *parser.BinaryExpr, left, right labelFlow) (*par
 
 // requireValues fails if podgauge's label has other values than the label of dcgm-exporter.
 func (t *translator) requireValues(flow labelFlow, name string) {
-	if _, isOwn := flow.own[name]; !isOwn && labelOf(name).value != nil {
+	if !slices.Contains(flow.own, name) && labelOf(name).value != nil {
 		t.fail("compares or changes values of the label " + name + ", and " + labelOf(name).note)
 	}
 }
@@ -394,7 +393,7 @@ func (t *translator) restoreLabels(e parser.Expr, flow labelFlow, names []string
 		t.requireValues(flow, name)
 		if to := flow.rename(name); to != name && to != "" {
 			e = t.parse(fmt.Sprintf(`label_replace(%s, %q, "$1", %q, "(.*)")`, unwrap(e), name, to))
-			flow = flow.with(labelFlow{own: map[string]struct{}{name: {}}})
+			flow = flow.with(labelFlow{own: []string{name}})
 		}
 	}
 	return e, flow

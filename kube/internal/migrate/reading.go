@@ -192,7 +192,7 @@ func (t *translator) matchers(v *parser.VectorSelector, flow labelFlow) (own, in
 	for _, m := range v.LabelMatchers {
 		l := labelOf(m.Name)
 		isOwner := slices.Contains(ownerLabels, m.Name)
-		_, isOwn := flow.own[m.Name]
+		isOwn := slices.Contains(flow.own, m.Name)
 		if l.value != nil && !isOwn && hasVariable(m.Value) {
 			t.note(l.note)
 		}

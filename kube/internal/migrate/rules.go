@@ -40,7 +40,7 @@ func (m *migration) rule(rule *yaml.Node) {
 	m.renameLabels(templates, flow)
 	if record != "" {
 		for key := range members(templates[0]) {
-			flow = flow.with(labelFlow{own: map[string]struct{}{key.Value: {}}})
+			flow = flow.with(labelFlow{own: []string{key.Value}})
 		}
 		m.records[record] = flow
 	}

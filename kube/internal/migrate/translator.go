@@ -2,7 +2,6 @@ package migrate
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -51,25 +50,20 @@ var promQL = parser.NewParser(parser.Options{EnableExperimentalFunctions: true, 
 
 // labelFlow is what is known of the labels of an expression's result.
 type labelFlow struct {
-	ofDCGM  bool                // it reads fields of DCGM
-	foreign bool                // it reads other series
-	own     map[string]struct{} // labels that the query creates: its own names, which stay
-	variant []string            // labels of podgauge's series that DCGM's lack: clock="sm"
-	grouped []string            // labels of dcgm-exporter by which the query groups
-	noOwner bool                // podgauge's series have empty owner labels
-	noInfo  []string            // labels of nvidia_gpu_info that are not joined
+	ofDCGM  bool     // it reads fields of DCGM
+	foreign bool     // it reads other series
+	own     []string // labels that the query creates: its own names, which stay
+	variant []string // labels of podgauge's series that DCGM's lack: clock="sm"
+	grouped []string // labels of dcgm-exporter by which the query groups
+	noOwner bool     // podgauge's series have empty owner labels
+	noInfo  []string // labels of nvidia_gpu_info that are not joined
 }
 
 func (f labelFlow) with(other labelFlow) labelFlow {
 	f.ofDCGM = f.ofDCGM || other.ofDCGM
 	f.foreign = f.foreign || other.foreign
 	f.noOwner = f.noOwner || other.noOwner
-	own := maps.Clone(f.own)
-	if own == nil {
-		own = map[string]struct{}{}
-	}
-	maps.Copy(own, other.own)
-	f.own = own
+	f.own = union(f.own, other.own)
 	f.variant = union(f.variant, other.variant)
 	f.noInfo = union(f.noInfo, other.noInfo)
 	f.grouped = union(f.grouped, other.grouped)
@@ -86,7 +80,7 @@ func (f labelFlow) variantNames() (names []string) {
 
 // rename returns podgauge's name of a label in the result.
 func (f labelFlow) rename(name string) string {
-	if _, isOwn := f.own[name]; isOwn || !f.ofDCGM {
+	if !f.ofDCGM || slices.Contains(f.own, name) {
 		return name
 	}
 	return labelOf(name).name
@@ -96,7 +90,7 @@ func (f labelFlow) rename(name string) string {
 func (t *translator) requireLabels(flow labelFlow, names []string) {
 	for _, name := range names {
 		to := flow.rename(name)
-		if _, isOwn := flow.own[name]; isOwn {
+		if slices.Contains(flow.own, name) {
 			continue
 		} else if flow.noOwner && slices.Contains(ownerLabels, to) {
 			t.fail(fmt.Sprintf(noOwnerReason, name))
