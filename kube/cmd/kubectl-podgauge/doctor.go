@@ -31,10 +31,8 @@ func (c *client) reportDoctor(ctx context.Context) (result, error) {
 	answers, err := askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (*doctor.Report, error) {
 		return parse[doctor.Report](c.runInPod(ctx, p, clientCommand("doctor", nil)))
 	})
-	res := result{
-		document: nodeList[doctor.Report]{answers}, failed: failedNodes(answers),
-		rows: nodeRows(answers, []string{"CHECK", "STATUS", "MESSAGE", "IMPACT", "FIX"}, findingRows), wide: 2,
-	}
+	res := newResult(answers)
+	res.rows, res.wide = nodeRows(answers, []string{"CHECK", "STATUS", "MESSAGE", "IMPACT", "FIX"}, findingRows), 2
 	for _, report := range responses(answers) {
 		res.problems = res.problems || report.Failures > 0
 	}

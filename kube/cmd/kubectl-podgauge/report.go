@@ -46,9 +46,9 @@ func withDashes(rows [][]string) [][]string {
 	return rows
 }
 
-// nodeList is the JSON of a report with an answer for each node.
-type nodeList[T any] struct {
-	Nodes []answer[T] `json:"nodes"`
+// newResult returns the result of a report with an answer for each node.
+func newResult[T any](answers []answer[T]) result {
+	return result{document: map[string]any{"nodes": answers}, failed: failedNodes(answers)}
 }
 
 // nodeRows returns the headers, and the rows of each node that responded, after

@@ -28,11 +28,11 @@ const wideColumns = 4
 // reportStatus returns the devices of all nodes.
 func (c *client) reportStatus(ctx context.Context) (result, error) {
 	answers, err := askDevices(ctx, c)
-	return result{
-		document: nodeList[api.DevicesResponse]{answers}, failed: failedNodes(answers), wide: wideColumns,
-		rows: nodeRows(answers, cli.DeviceTable(&api.DevicesResponse{}, true)[0],
-			func(r *api.DevicesResponse) [][]string { return cli.DeviceTable(r, true)[1:] }),
-	}, err
+	res := newResult(answers)
+	res.wide = wideColumns
+	res.rows = nodeRows(answers, cli.DeviceTable(&api.DevicesResponse{}, true)[0],
+		func(r *api.DevicesResponse) [][]string { return cli.DeviceTable(r, true)[1:] })
+	return res, err
 }
 
 func newIncidentsCommand(c *client) *cobra.Command {
@@ -53,10 +53,9 @@ func (c *client) reportIncidents(ctx context.Context, query url.Values) (result,
 	answers, err := askNodes(ctx, c, func(ctx context.Context, p *corev1.Pod) (*api.IncidentsResponse, error) {
 		return get[api.IncidentsResponse](ctx, c, p, "incidents", query)
 	})
-	res := result{
-		document: nodeList[api.IncidentsResponse]{answers}, failed: failedNodes(answers), wide: wideColumns,
-		rows: [][]string{append([]string{"NODE"}, cli.IncidentTable(&api.IncidentsResponse{}, true)[0]...)},
-	}
+	res := newResult(answers)
+	res.wide = wideColumns
+	res.rows = [][]string{append([]string{"NODE"}, cli.IncidentTable(&api.IncidentsResponse{}, true)[0]...)}
 	type entry struct {
 		last time.Time
 		row  []string

@@ -62,7 +62,7 @@ func TestReportsOfHealthyNodes(t *testing.T) {
 func TestDocuments(t *testing.T) {
 	c := newBrokenCluster(t)
 	out, _, status := c.run(nil, "status", "-o=json")
-	var all nodeList[api.DevicesResponse]
+	var all struct{ Nodes []answer[api.DevicesResponse] }
 	if err := json.Unmarshal([]byte(out), &all); err != nil || status != cli.ExitError || len(all.Nodes) != 4 {
 		t.Fatalf("got status %d, %v: %s", status, err, out)
 	}
