@@ -1,8 +1,10 @@
 package openmetrics
 
 import (
+	"maps"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -120,88 +122,115 @@ func (h *history) query(t *testing.T, expr string, at time.Duration) promql.Vect
 	return slices.Clone(found)
 }
 
-// evaluate evaluates rules at each interval, in order as in one group. It returns the labels of the firing alerts of each evaluation.
+// evaluate evaluates recording rules at each interval, in order as in one group, and then alerts. It returns the labels of the firing alerts of
+// each evaluation. A rule is one query for all times, unless it reads itself or a later rule: most of the time of a query is parsing.
 func (h *history) evaluate(t *testing.T, rules []rulefmt.Rule, interval, end time.Duration) (firing [][]labels.Labels) {
 	t.Helper()
 	evaluated := make([]evaluatedRule, len(rules))
 	for i, rule := range rules {
-		evaluated[i] = evaluatedRule{Rule: rule, recorded: map[string]*storedSeries{}, alerts: map[string]*activeAlert{}}
+		evaluated[i] = evaluatedRule{rule, map[labels.Labels]*storedSeries{}}
 	}
-	for now := time.Duration(0); now <= end; now += interval {
-		var current []labels.Labels
-		for i := range evaluated {
-			rule := &evaluated[i]
-			found := h.query(t, rule.Expr, now)
-			if rule.Record != "" {
-				rule.record(h, found, now)
-			} else {
-				current = append(current, rule.firing(found, now)...)
+	slices.SortStableFunc(evaluated, func(a, b evaluatedRule) int { return strings.Compare(a.Alert, b.Alert) }) // recordings have no name
+	firing = make([][]labels.Labels, end/interval+1)
+	for len(evaluated) > 0 {
+		n, step := lengthOfLoop(evaluated), interval
+		if n == 0 {
+			n, step = 1, end+interval
+		}
+		for begin := time.Duration(0); begin <= end; begin += step {
+			for _, rule := range evaluated[:n] {
+				results := rule.results(t, h, begin, min(begin+step-interval, end), interval)
+				for _, metric := range slices.SortedFunc(maps.Keys(results), labels.Compare) {
+					if rule.Record != "" {
+						rule.record(h, metric, results[metric], begin, interval)
+					} else {
+						rule.fire(metric, results[metric], interval, firing)
+					}
+				}
 			}
 		}
-		firing = append(firing, current)
+		evaluated = evaluated[n:]
 	}
 	return firing
 }
 
-// evaluatedRule is a rule with its state between evaluations.
+// evaluatedRule is a rule with its series.
 type evaluatedRule struct {
 	rulefmt.Rule
-	recorded map[string]*storedSeries
-	alerts   map[string]*activeAlert // by labels
+	recorded map[labels.Labels]*storedSeries
 }
 
-// activeAlert is a pending or firing alert.
-type activeAlert struct {
-	labels          labels.Labels
-	since, lastTrue time.Duration
-	firing          bool
+// lengthOfLoop returns the number of rules up to the last one that the first one, or a rule between both, reads.
+func lengthOfLoop(rules []evaluatedRule) (n int) {
+	for i := 0; i == 0 || i < n; i++ {
+		for j := i; j < len(rules); j++ {
+			if rules[j].Record != "" && strings.Contains(rules[i].Expr, rules[j].Record) {
+				n = max(n, j+1)
+			}
+		}
+	}
+	return n
 }
 
-// record stores the result of a recording rule. Series without a result end.
-func (r *evaluatedRule) record(h *history, found promql.Vector, now time.Duration) {
-	current := map[string]bool{}
-	for _, sample := range found {
-		b := labels.NewBuilder(sample.Metric).Set(model.MetricNameLabel, r.Record)
+// results returns the values of each series of a rule from begin to end. A missing value is stale.
+func (r *evaluatedRule) results(t *testing.T, h *history, begin, end, interval time.Duration) map[labels.Labels][]float64 {
+	t.Helper()
+	query, err := h.engine.NewRangeQuery(t.Context(), h, nil, r.Expr, time.UnixMilli(begin.Milliseconds()), time.UnixMilli(end.Milliseconds()), interval)
+	require.NoError(t, err)
+	defer query.Close()
+	found, err := query.Exec(t.Context()).Matrix()
+	if err != nil {
+		t.Fatalf("from %s: %v: %s", begin, err, r.Expr)
+	}
+	results := map[labels.Labels][]float64{}
+	missing := slices.Repeat([]float64{math.Float64frombits(value.StaleNaN)}, int((end-begin)/interval)+1)
+	for metric := range r.recorded {
+		results[metric] = slices.Clone(missing)
+	}
+	for _, series := range found {
+		b := labels.NewBuilder(series.Metric).Set(model.MetricNameLabel, r.Record)
 		for name, value := range r.Labels {
 			b.Set(name, value)
+		}
+		if r.Alert != "" {
+			b.Set(model.AlertNameLabel, r.Alert)
 		}
 		metric := b.Labels()
-		key := metric.String()
-		if r.recorded[key] == nil {
-			r.recorded[key] = h.newSeries(metric)
+		if results[metric] == nil {
+			results[metric] = slices.Clone(missing)
 		}
-		r.recorded[key].append(now, sample.F)
-		current[key] = true
+		for _, point := range series.Floats {
+			results[metric][(time.Duration(point.T)*time.Millisecond-begin)/interval] = point.F
+		}
 	}
-	for key, s := range r.recorded {
-		if !current[key] {
-			s.append(now, math.Float64frombits(value.StaleNaN))
-		}
+	return results
+}
+
+// record stores values of a series of a recording rule.
+func (r *evaluatedRule) record(h *history, metric labels.Labels, values []float64, begin, interval time.Duration) {
+	if r.recorded[metric] == nil {
+		r.recorded[metric] = h.newSeries(metric)
+	}
+	for i, v := range values {
+		r.recorded[metric].append(begin+time.Duration(i)*interval, v)
 	}
 }
 
-// firing updates the alerts with the result of the rule, and returns the labels of the firing alerts.
-func (r *evaluatedRule) firing(found promql.Vector, now time.Duration) (all []labels.Labels) {
-	for _, sample := range found {
-		b := labels.NewBuilder(sample.Metric).Del(model.MetricNameLabel).Set(model.AlertNameLabel, r.Alert)
-		for name, value := range r.Labels {
-			b.Set(name, value)
+// fire adds an alert to the firing alerts of each evaluation in which it fires.
+func (r *evaluatedRule) fire(metric labels.Labels, values []float64, interval time.Duration, firing [][]labels.Labels) {
+	var since, lastTrue time.Duration
+	isFiring := false
+	for i, v := range values {
+		now := time.Duration(i) * interval
+		if !value.IsStaleNaN(v) {
+			lastTrue = now
+			isFiring = isFiring || now-since >= time.Duration(r.For)
+		} else if !isFiring || now-lastTrue > time.Duration(r.KeepFiringFor) {
+			isFiring = false
+			since = now + interval
 		}
-		key := b.Labels().String()
-		if r.alerts[key] == nil {
-			r.alerts[key] = &activeAlert{labels: b.Labels(), since: now}
-		}
-		r.alerts[key].lastTrue = now
-	}
-	for key, alert := range r.alerts {
-		isTrue := alert.lastTrue == now
-		alert.firing = alert.firing || isTrue && now-alert.since >= time.Duration(r.For)
-		switch {
-		case !isTrue && (!alert.firing || now-alert.lastTrue > time.Duration(r.KeepFiringFor)):
-			delete(r.alerts, key)
-		case alert.firing:
-			all = append(all, alert.labels)
+		if isFiring {
+			firing[i] = append(firing[i], metric)
 		}
 	}
-	return all
 }
