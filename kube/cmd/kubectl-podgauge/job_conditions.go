@@ -77,9 +77,9 @@ func (q *promQuery) jobConditions(pods *jobPods) (c jobConditions) {
 	}
 	for _, sample := range q.vector(q.now,
 		"gpu_workload_model_reason:podgauge_straggler:deviation10m{%[1]s} or "+
-			"port_workload:podgauge_straggler:deviation10m{%[1]s}", matchers) {
-		reason := cmp.Or(string(sample.Metric["reason"]), rdmaRate)
-		c.Stragglers = append(c.Stragglers, jobStraggler{newJobDevice(sample.Metric), reason, float64(sample.Value)})
+			"port_workload_reason:podgauge_straggler:deviation10m{%[1]s}", matchers) {
+		c.Stragglers = append(c.Stragglers,
+			jobStraggler{newJobDevice(sample.Metric), string(sample.Metric["reason"]), float64(sample.Value)})
 	}
 	slices.SortFunc(c.Stragglers, func(a, b jobStraggler) int {
 		return cmp.Or(cmp.Compare(math.Abs(b.Deviation), math.Abs(a.Deviation)),
@@ -109,12 +109,10 @@ func (j *jobPods) workloads() string {
 	return anyOf(slices.Compact(names))
 }
 
-// rdmaRate is the reason of RDMA ports, whose series have no label reason.
-const rdmaRate = "rdma_rate"
-
 // slowReasons are the reasons of stragglers in words.
 var slowReasons = map[string]string{
-	"sm_clock": "SM clock", "power": "power", "pcie_link": "PCIe link", "nvlink": "NVLink bandwidth", rdmaRate: "rate",
+	"sm_clock": "SM clock", "power": "power", "pcie_link": "PCIe link", "rdma_rate": "rate of the link",
+	"nvlink_links": "number of NVLinks", "nvlink_speed": "NVLink speed",
 }
 
 // summary returns the conditions in words.

@@ -278,11 +278,12 @@ func TestJobThatWaits(t *testing.T) {
 			"slow: GPU 4 on node node-b (train-1): throttled for 30 % of the time more than the median\n": {
 			slow: append(sample(gpu("4", "reason", "throttling"), 0.3), sample(gpu("5", "reason", "sm_clock"), -0.4)...),
 		},
-		"slow: RDMA port mlx5_2/1 on node node-b (train-1): rate 50 % below the median\n" +
-			"slow: GPU 4 on node node-b (train-1): NVLink bandwidth 6 % below the median\n": {
-			slow: sample(gpu("4", "reason", "nvlink"), -0.056),
-			"port_workload:podgauge_straggler:deviation10m": sample(model.Metric{
-				"node": "node-b", "device": "mlx5_2", "port": "1", "namespace": "research", "pod": "train-1", "workload": "job/train",
+		"slow: RDMA port mlx5_2/1 on node node-b (train-1): rate of the link 50 % below the median\n" +
+			"slow: GPU 4 on node node-b (train-1): number of NVLinks 6 % below the median\n": {
+			slow: sample(gpu("4", "reason", "nvlink_links"), -0.056),
+			"port_workload_reason:podgauge_straggler:deviation10m": sample(model.Metric{
+				"node": "node-b", "device": "mlx5_2", "port": "1", "resource": "dra.net", "namespace": "research", "pod": "train-1",
+				"workload": "job/train", "reason": "rdma_rate",
 			}, -0.5),
 		},
 	} {
