@@ -1,12 +1,14 @@
 package dashboards
 
 import (
+	"bufio"
 	"fmt"
 	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -16,6 +18,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/prometheus/common/model"
 
 	"github.com/podgauge/podgauge/test/helpers/require"
 )
@@ -58,6 +62,44 @@ func TestFleet(t *testing.T) {
 		}
 	}
 	c.measure(url, slowest)
+	c.measureHours(dir)
+}
+
+// measureHours measures the dashboard Reliability over six hours: a Prometheus with the recorded series that it reads, each with a sample a minute.
+func (c *dashboardRun) measureHours(dir string) {
+	file, data := filepath.Join(dir, "recorded.txt"), filepath.Join(dir, "hours")
+	f, err := os.Create(file)
+	require.NoError(c, err)
+	text, begin := bufio.NewWriter(f), c.end.Add(-6*time.Hour).Truncate(time.Minute)
+	series := 0
+	for _, rule := range readRules(c.T, reliabilityFile) {
+		if !strings.HasSuffix(rule.Record, "1m") || strings.HasPrefix(rule.Record, "device") {
+			continue
+		}
+		found, _, _, err := c.Query(c.Context(), "max_over_time("+rule.Record+"[20m])", c.end)
+		require.NoError(c, err)
+		for _, s := range found.(model.Vector) {
+			series++
+			labels := strings.ReplaceAll(s.Metric.String(), `", `, `",`) // OpenMetrics has no spaces
+			for at := begin; at.Before(c.end); at = at.Add(time.Minute) {
+				fmt.Fprintf(text, "%s%s %v %d\n", rule.Record, labels, s.Value, at.Unix())
+			}
+		}
+	}
+	fmt.Fprintln(text, "# EOF")
+	require.NoError(c, text.Flush())
+	require.NoError(c, f.Close())
+	output, err := exec.Command("promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", file, data).CombinedOutput()
+	if err != nil {
+		c.Fatalf("promtool: %v\n%s", err, output)
+	}
+	require.NoError(c, os.WriteFile(filepath.Join(dir, "prometheus.yml"), nil, 0o600))
+	client, _ := startPrometheus(c.T, dir, data)
+	hours := &dashboardRun{API: client, T: c.T, panelRange: panelRange{begin: begin, end: c.end.Truncate(time.Minute), scrapes: time.Minute}}
+	boards := readDashboards(c.T)
+	isReliability := func(b *dashboardFile) bool { return strings.HasSuffix(b.Title, "Reliability") }
+	times := hours.measureBoard(boards[slices.IndexFunc(boards, isReliability)])
+	c.Logf("Reliability, six hours of %d recorded series: slowest %s, median %s", series, times[len(times)-1], times[len(times)/2])
 }
 
 // fleet serves the metrics of many nodes, derived from the current metrics of one simulated node.
