@@ -83,7 +83,7 @@ func (q *promQuery) jobConditions(pods *jobPods) (c jobConditions) {
 	}
 	slices.SortFunc(c.Stragglers, func(a, b jobStraggler) int {
 		return cmp.Or(cmp.Compare(math.Abs(b.Deviation), math.Abs(a.Deviation)),
-			cmp.Compare(a.Device, b.Device), cmp.Compare(a.Reason, b.Reason))
+			cmp.Compare(a.Device, b.Device), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Reason, b.Reason))
 	})
 	return c
 }
