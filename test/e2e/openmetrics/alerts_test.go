@@ -521,12 +521,8 @@ func alertName(a model.LabelSet) string { return string(a[model.AlertNameLabel])
 // firingAlerts returns the firing alerts of each minute of the series of a test.
 func firingAlerts(t *testing.T, test ruleTest, duration time.Duration) [][]model.LabelSet {
 	t.Helper()
-	series := newHistory()
-	for _, s := range test.InputSeries {
-		series.add(t, s.Series, s.Values, time.Minute)
-	}
 	minutes := make([][]model.LabelSet, duration/time.Minute+1)
-	for minute, firing := range series.evaluate(t, append(serviceRules(t), alertRules(t)...), time.Minute, duration) {
+	for minute, firing := range test.history(t).evaluate(t, append(recordingsOf(t, rulesFile), alertRules(t)...), time.Minute, duration) {
 		for _, a := range firing {
 			set := model.LabelSet{}
 			for name, value := range a.Map() {

@@ -95,27 +95,43 @@ func (b dashboardModel) targets() (all []panelTarget) {
 // those of serviceSeries.
 func TestRecordingRules(t *testing.T) {
 	families := readCatalogue(t)
-	check := func(r rulefmt.Rule, labels []string) {
-		known, wrong := families.checkExpr(r.Expr)
-		expect.EqualSlices(t, slices.Sorted(maps.Keys(known)), labels, "labels of", r.Record)
-		for _, problem := range append(wrong, dropsCluster(parseExpr(t, r.Expr))...) {
-			if !strings.Contains(problem, ":override") { // of a model in all clusters
-				t.Errorf("%s: %s", r.Record, problem)
-			}
-		}
-		if families[r.Record] == nil { // for the rules that follow
-			families[r.Record] = known
-		}
-	}
 	for _, r := range recordingRules(t) {
-		check(r, levelLabels(r.Record))
+		families.checkRecording(t, r, levelLabels(r.Record))
 	}
-	for _, r := range serviceRules(t) {
-		check(r, slices.Sorted(slices.Values(slices.Concat([]string{"cluster", "node"}, serviceSeries[r.Record]))))
+	for _, r := range recordingsOf(t, rulesFile) {
+		families.checkRecording(t, r, slices.Sorted(slices.Values(slices.Concat([]string{"cluster", "node"}, serviceSeries[r.Record]))))
 	}
-	for _, r := range jobRecordings(t) {
-		ofSeries := append([]string{"cluster"}, jobSeries[r.Record]...)
-		check(r, slices.DeleteFunc(slices.Sorted(slices.Values(ofSeries)), func(l string) bool { return r.Labels[l] != "" }))
+	for _, r := range recordingsOf(t, jobsFile) {
+		families.checkRecording(t, r, slices.Sorted(slices.Values(append([]string{"cluster"}, jobSeries[r.Record]...))))
+	}
+}
+
+// checkRecording checks a rule, whose series must have these labels, and adds it for the rules that follow.
+func (c familyCatalogue) checkRecording(t *testing.T, r rulefmt.Rule, labels []string) {
+	t.Helper()
+	known, wrong := c.checkExpr(r.Expr)
+	known = maps.Clone(known)
+	for name, value := range r.Labels {
+		known[name] = labelValueSet{value: true}
+	}
+	expect.EqualSlices(t, slices.Sorted(maps.Keys(known)), labels, "labels of", r.Record)
+	for _, problem := range append(wrong, dropsCluster(parseExpr(t, r.Expr))...) {
+		if !strings.Contains(problem, ":override") { // of a model in all clusters
+			t.Errorf("%s: %s", r.Record, problem)
+		}
+	}
+	if c[r.Record] == nil {
+		c[r.Record] = known
+	}
+}
+
+// addRecorded adds the series of rules, with the labels in their names.
+func (c familyCatalogue) addRecorded(rules []rulefmt.Rule) {
+	for _, r := range rules {
+		c[r.Record] = labelValuesByName{}
+		for _, l := range levelLabels(r.Record) {
+			c[r.Record][l] = nil
+		}
 	}
 }
 
@@ -133,12 +149,7 @@ func levelLabels(record string) []string {
 // name labels of the results, and that links are valid.
 func TestDashboards(t *testing.T) {
 	families := readCatalogue(t)
-	for _, r := range append(recordingRules(t), reliabilityRules(t)...) {
-		families[r.Record] = labelValuesByName{}
-		for _, l := range levelLabels(r.Record) {
-			families[r.Record][l] = nil
-		}
-	}
+	families.addRecorded(append(recordingRules(t), rulesOf(t, reliabilityFile)...))
 	all := readDashboards(t)
 	for name, b := range all {
 		for _, wrong := range append(families.checkDashboard(b), b.mixedSources(name == "fleet" || name == "reliability")...) {
@@ -481,7 +492,7 @@ var selectAll = strings.NewReplacer("$__range", "30m", "$__rate_interval", "5m",
 func recordedFleet(t *testing.T, names string) *history {
 	t.Helper()
 	nodes := loadFleet(t, names)
-	for _, r := range slices.Concat(serviceRules(t), recordingRules(t), reliabilityRules(t)) {
+	for _, r := range slices.Concat(recordingsOf(t, rulesFile), recordingRules(t), rulesOf(t, reliabilityFile)) {
 		for _, sample := range nodes.query(t, r.Expr, steadyDuration) {
 			if strings.Contains(r.Record, "energy_joules") {
 				sample.F = 600

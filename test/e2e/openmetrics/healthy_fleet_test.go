@@ -31,7 +31,7 @@ func TestHealthyFleetRaisesNoAlert(t *testing.T) {
 	selected := map[string][]*parser.VectorSelector{}
 	// The rules for jobs need an evaluation each minute.
 	ofJobs := func(r rulefmt.Rule) bool { return strings.Contains(r.Expr, "workload") }
-	rules := append(serviceRules(t), slices.DeleteFunc(alertRules(t), ofJobs)...)
+	rules := append(recordingsOf(t, rulesFile), slices.DeleteFunc(alertRules(t), ofJobs)...)
 	for _, rule := range rules {
 		for _, selector := range selectors(t, rule.Expr) {
 			selected[selector.Name] = append(selected[selector.Name], selector)
@@ -44,7 +44,7 @@ func TestHealthyFleetRaisesNoAlert(t *testing.T) {
 			exported[s.name] = true
 		}
 	})
-	for _, rule := range serviceRules(t) {
+	for _, rule := range recordingsOf(t, rulesFile) {
 		exported[rule.Record] = true
 	}
 	for name := range selected {

@@ -15,8 +15,6 @@ import (
 	"github.com/prometheus/prometheus/promql"
 	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/prometheus/prometheus/storage"
-	"github.com/prometheus/prometheus/tsdb/chunkenc"
-	"github.com/prometheus/prometheus/tsdb/chunks"
 	"github.com/prometheus/prometheus/util/annotations"
 
 	"github.com/podgauge/podgauge/test/helpers/require"
@@ -27,30 +25,12 @@ var promQL = parser.NewParser(parser.Options{})
 
 // history has series by name, from time 0, and evaluates queries and rules.
 type history struct {
-	series map[string][]*storedSeries
+	series map[string][]*promql.Series
 	engine *promql.Engine
 }
 
-// storedSeries is a series with its samples by time.
-type storedSeries struct {
-	labels  labels.Labels
-	samples []chunks.Sample
-}
-
-// floatSample is a float sample. The methods for histograms are not used.
-type floatSample struct {
-	chunks.Sample
-	at    int64 // ms
-	value float64
-}
-
-func (s floatSample) T() int64               { return s.at }
-func (floatSample) ST() int64                { return 0 }
-func (s floatSample) F() float64             { return s.value }
-func (floatSample) Type() chunkenc.ValueType { return chunkenc.ValFloat }
-
 func newHistory() *history {
-	return &history{map[string][]*storedSeries{}, promql.NewEngine(promql.EngineOpts{
+	return &history{map[string][]*promql.Series{}, promql.NewEngine(promql.EngineOpts{
 		MaxSamples: 1e7, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, EnableAtModifier: true, Parser: promQL,
 	})}
 }
@@ -63,20 +43,20 @@ func (h *history) add(t *testing.T, series, values string, interval time.Duratio
 	added := h.newSeries(metric)
 	for i, v := range sequence {
 		if !v.Omitted {
-			added.append(time.Duration(i)*interval, v.Value)
+			appendSample(added, time.Duration(i)*interval, v.Value)
 		}
 	}
 }
 
-func (h *history) newSeries(metric labels.Labels) *storedSeries {
+func (h *history) newSeries(metric labels.Labels) *promql.Series {
 	name := metric.Get(model.MetricNameLabel)
-	added := &storedSeries{labels: metric}
+	added := &promql.Series{Metric: metric}
 	h.series[name] = append(h.series[name], added)
 	return added
 }
 
-func (s *storedSeries) append(at time.Duration, value float64) {
-	s.samples = append(s.samples, floatSample{at: at.Milliseconds(), value: value})
+func appendSample(s *promql.Series, at time.Duration, value float64) {
+	s.Floats = append(s.Floats, promql.FPoint{T: at.Milliseconds(), F: value})
 }
 
 // Querier implements storage.Queryable. The engine selects the samples by time.
@@ -89,8 +69,8 @@ func (h *history) Querier(int64, int64) (storage.Querier, error) {
 				continue
 			}
 			for _, s := range family {
-				if !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return !m.Matches(s.labels.Get(m.Name)) }) {
-					found.all = append(found.all, storage.NewListSeries(s.labels, s.samples))
+				if !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return !m.Matches(s.Metric.Get(m.Name)) }) {
+					found.all = append(found.all, promql.NewStorageSeries(*s))
 				}
 			}
 		}
@@ -128,7 +108,7 @@ func (h *history) evaluate(t *testing.T, rules []rulefmt.Rule, interval, end tim
 	t.Helper()
 	evaluated := make([]evaluatedRule, len(rules))
 	for i, rule := range rules {
-		evaluated[i] = evaluatedRule{rule, map[labels.Labels]*storedSeries{}}
+		evaluated[i] = evaluatedRule{rule, map[labels.Labels]*promql.Series{}}
 	}
 	slices.SortStableFunc(evaluated, func(a, b evaluatedRule) int { return strings.Compare(a.Alert, b.Alert) }) // recordings have no name
 	firing = make([][]labels.Labels, end/interval+1)
@@ -157,7 +137,7 @@ func (h *history) evaluate(t *testing.T, rules []rulefmt.Rule, interval, end tim
 // evaluatedRule is a rule with its series.
 type evaluatedRule struct {
 	rulefmt.Rule
-	recorded map[labels.Labels]*storedSeries
+	recorded map[labels.Labels]*promql.Series
 }
 
 // lengthOfLoop returns the number of rules up to the last one that the first one, or a rule between both, reads.
@@ -212,7 +192,7 @@ func (r *evaluatedRule) record(h *history, metric labels.Labels, values []float6
 		r.recorded[metric] = h.newSeries(metric)
 	}
 	for i, v := range values {
-		r.recorded[metric].append(begin+time.Duration(i)*interval, v)
+		appendSample(r.recorded[metric], begin+time.Duration(i)*interval, v)
 	}
 }
 

@@ -9,12 +9,12 @@ import (
 
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/promql"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
-	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // simulatedJobs are the alerts about a pod with the first four GPUs of a simulated machine. %d in a line of a script stands for each of
@@ -54,7 +54,7 @@ func TestSimulatedJobs(t *testing.T) {
 			t.Parallel()
 			const end = time.Hour
 			h := recordMachine(t, job.machine, "0m work %d training\n"+job.script, end)
-			firing := h.evaluate(t, append(serviceRules(t), parseRules(t, testfile.Read(t, jobsFile))...), time.Minute, end)
+			firing := h.evaluate(t, append(recordingsOf(t, rulesFile), rulesOf(t, jobsFile)...), time.Minute, end)
 			var got []string
 			for _, now := range firing {
 				for _, alert := range now {
@@ -92,13 +92,13 @@ func recordMachine(t *testing.T, gpuModel *sim.Model, script string, end time.Du
 	}
 	parsed, err := sim.ReadScript(strings.NewReader(strings.Join(lines, "\n")))
 	require.NoError(t, err)
-	h, series := newHistory(), map[string]*storedSeries{}
+	h, series := newHistory(), map[string]*promql.Series{}
 	add := func(at time.Duration, value float64, set labels.Labels) {
 		key := set.String()
 		if series[key] == nil {
 			series[key] = h.newSeries(set)
 		}
-		series[key].append(at, value)
+		appendSample(series[key], at, value)
 	}
 	for at := time.Duration(0); at <= end; at += time.Minute {
 		now = time.Unix(0, 0).Add(at)
@@ -137,7 +137,7 @@ func recordMachine(t *testing.T, gpuModel *sim.Model, script string, end time.Du
 func queriedRows(t *testing.T) (rows []device.Metric) {
 	t.Helper()
 	queried := map[string]bool{}
-	for _, rule := range jobRecordings(t) {
+	for _, rule := range recordingsOf(t, jobsFile) {
 		for _, s := range selectors(t, rule.Expr) {
 			queried[s.Name] = true
 		}

@@ -4,13 +4,13 @@ import (
 	"maps"
 	"math"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/prometheus/model/rulefmt"
 
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
@@ -24,18 +24,11 @@ const (
 // dcgmField matches the names of dcgm-exporter's profiling fields.
 var dcgmField = regexp.MustCompile(`DCGM_FI_PROF_[A-Z0-9_]+`)
 
-func profilingRules(t *testing.T) []rulefmt.Rule {
-	t.Helper()
-	return parseRules(t, testfile.Read(t, profilingFile))
-}
-
 // TestProfilingRules runs the tests of the rules without promtool, with a newer Prometheus.
-func TestProfilingRules(t *testing.T) { runExprTests(t, profilingTests, profilingRules(t)) }
+func TestProfilingRules(t *testing.T) { runExprTests(t, profilingTests, rulesOf(t, profilingFile)) }
 
 // TestCostRules does the same for GPUs by owner, cost and capacity.
-func TestCostRules(t *testing.T) {
-	runExprTests(t, costTests, parseRules(t, testfile.Read(t, costFile)))
-}
+func TestCostRules(t *testing.T) { runExprTests(t, costTests, rulesOf(t, costFile)) }
 
 // TestCostLabels checks the rules with a label of pods, as the chart's value prometheusRule.costLabels changes them. A pod whose label
 // changes has one value of it, and pods without the label count without.
@@ -79,10 +72,7 @@ func runExprTests(t *testing.T, name string, rules []rulefmt.Rule) {
 	interval := time.Duration(file.EvaluationInterval)
 	for _, test := range file.Tests {
 		t.Run(test.Name, func(t *testing.T) {
-			series := newHistory()
-			for _, s := range test.InputSeries {
-				series.add(t, s.Series, s.Values, time.Duration(test.Interval))
-			}
+			series := test.history(t)
 			end := time.Duration(0)
 			for _, want := range test.PromQLExprTest {
 				end = max(end, time.Duration(want.EvalTime))
@@ -95,9 +85,7 @@ func runExprTests(t *testing.T, name string, rules []rulefmt.Rule) {
 				}
 				for _, sample := range want.ExpSamples {
 					metric, err := promQL.ParseMetric(sample.Labels)
-					if err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, err)
 					expected[metric.String()] = sample.Value
 				}
 				if !maps.EqualFunc(got, expected, func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }) {
@@ -114,20 +102,10 @@ func TestProfilingRuleNames(t *testing.T) {
 	for _, field := range dcgmField.FindAllString(testfile.Read(t, profilingFile), -1) {
 		families.add(field, "UUID", "GPU_I_ID")
 	}
-	for _, r := range profilingRules(t) {
-		known, wrong := families.checkExpr(r.Expr)
-		for name, value := range r.Labels {
-			known[name] = labelValueSet{value: true}
-		}
-		if got, want := slices.Sorted(maps.Keys(known)), levelLabels(r.Record); !slices.Equal(got, want) {
-			t.Errorf("labels of %s: got %s, want %s", r.Record, got, want)
-		}
-		for _, problem := range append(wrong, dropsCluster(parseExpr(t, r.Expr))...) {
-			t.Errorf("%s: %s", r.Record, problem)
-		}
-		if r.Record == profilingOwner {
-			families[r.Record] = known
-		} else if fields := dcgmField.FindAllString(r.Expr, -1); len(fields) != 2 || fields[0] == fields[1] {
+	for _, r := range rulesOf(t, profilingFile) {
+		families.checkRecording(t, r, levelLabels(r.Record))
+		fields := dcgmField.FindAllString(r.Expr, -1)
+		if r.Record != profilingOwner && (len(fields) != 2 || fields[0] == fields[1]) {
 			t.Errorf("%s: got fields %v, want the names of 4.8 and 4.9", r.Record, fields)
 		}
 	}

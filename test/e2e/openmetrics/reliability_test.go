@@ -2,14 +2,10 @@ package openmetrics
 
 import (
 	"fmt"
-	"maps"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/prometheus/prometheus/model/rulefmt"
 
 	"github.com/podgauge/podgauge/internal/xid"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
@@ -20,33 +16,17 @@ const (
 	reliabilityTests = "../../../deploy/rules/podgauge-reliability_test.yaml"
 )
 
-func reliabilityRules(t *testing.T) []rulefmt.Rule {
-	t.Helper()
-	return parseRules(t, testfile.Read(t, reliabilityFile))
-}
-
 // TestReliabilityRules runs the tests of the rules without promtool.
 func TestReliabilityRules(t *testing.T) {
-	runExprTests(t, reliabilityTests, append(serviceRules(t), reliabilityRules(t)...))
+	runExprTests(t, reliabilityTests, append(recordingsOf(t, rulesFile), rulesOf(t, reliabilityFile)...))
 }
 
 // TestReliabilityRuleNames checks that the rules have podgauge's families and labels, and that their names have the labels.
 func TestReliabilityRuleNames(t *testing.T) {
 	families := readCatalogue(t)
-	for _, r := range reliabilityRules(t) { // rules read themselves and later ones
-		families[r.Record] = labelValuesByName{}
-		for _, l := range levelLabels(r.Record) {
-			families[r.Record][l] = nil
-		}
-	}
-	for _, r := range reliabilityRules(t) {
-		known, wrong := families.checkExpr(r.Expr)
-		if got, want := slices.Sorted(maps.Keys(known)), levelLabels(r.Record); !slices.Equal(got, want) {
-			t.Errorf("labels of %s: got %s, want %s", r.Record, got, want)
-		}
-		for _, problem := range append(wrong, dropsCluster(parseExpr(t, r.Expr))...) {
-			t.Errorf("%s: %s", r.Record, problem)
-		}
+	families.addRecorded(rulesOf(t, reliabilityFile)) // rules read themselves and later ones
+	for _, r := range rulesOf(t, reliabilityFile) {
+		families.checkRecording(t, r, levelLabels(r.Record))
 	}
 }
 
@@ -82,7 +62,7 @@ func checkLog(t *testing.T, nodes []*nodeLog) {
 	for series, values := range scrapeLog(nodes) {
 		h.add(t, series, strings.Join(values, " "), logScrapes*time.Second)
 	}
-	h.evaluate(t, append(serviceRules(t), reliabilityRules(t)...), logEvaluation*time.Second, logDuration*time.Second)
+	h.evaluate(t, append(recordingsOf(t, rulesFile), rulesOf(t, reliabilityFile)...), logEvaluation*time.Second, logDuration*time.Second)
 	sums := func(name, by string) map[string]float64 {
 		found := map[string]float64{}
 		for _, s := range h.query(t, fmt.Sprintf("sum by (%s) (sum_over_time(%s[6h]))", by, name), logDuration*time.Second) {

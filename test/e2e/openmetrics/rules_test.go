@@ -45,6 +45,16 @@ type ruleTest struct {
 	PromQLExprTest []ruleExprTest  `yaml:"promql_expr_test"`
 }
 
+// history returns the series of a test.
+func (test *ruleTest) history(t *testing.T) *history {
+	t.Helper()
+	h := newHistory()
+	for _, s := range test.InputSeries {
+		h.add(t, s.Series, s.Values, time.Duration(test.Interval))
+	}
+	return h
+}
+
 // ruleExprTest is a query of recorded series.
 type ruleExprTest struct {
 	Expr       string         `yaml:"expr"`
@@ -76,13 +86,10 @@ func TestRules(t *testing.T) {
 		file := readRuleTests(t, name)
 		interval := time.Duration(file.EvaluationInterval)
 		for _, test := range file.Tests {
-			series := newHistory()
-			for _, s := range test.InputSeries {
-				series.add(t, s.Series, s.Values, time.Duration(test.Interval))
-			}
-			tested := serviceRules(t)
+			series := test.history(t)
+			tested := recordingsOf(t, rulesFile)
 			if slices.Contains(file.RuleFiles, filepath.Base(jobsFile)) {
-				tested = append(tested, jobRecordings(t)...)
+				tested = append(tested, recordingsOf(t, jobsFile)...)
 			}
 			end := time.Duration(0)
 			states := map[string]string{} // by alert: "F" for each time at which it fires, "S" if it is silent
@@ -140,25 +147,24 @@ func (a ruleAlertTest) expected() []string {
 // alertRules returns the alerts of all files.
 func alertRules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
-	all := append(parseRules(t, testfile.Read(t, rulesFile)), parseRules(t, testfile.Read(t, jobsFile))...)
+	all := append(rulesOf(t, rulesFile), rulesOf(t, jobsFile)...)
 	return slices.DeleteFunc(all, func(r rulefmt.Rule) bool { return r.Alert == "" })
 }
 
-// jobRecordings returns the recording rules of the jobs' file, in order.
-func jobRecordings(t *testing.T) []rulefmt.Rule {
+// recordingsOf returns the recording rules of a file, in order. Those of the alerts' file are the devices in service, and the expected links.
+func recordingsOf(t *testing.T, file string) []rulefmt.Rule {
 	t.Helper()
-	return slices.DeleteFunc(parseRules(t, testfile.Read(t, jobsFile)), func(r rulefmt.Rule) bool { return r.Record == "" })
-}
-
-// serviceRules returns the recording rules of the alerts' file, in order: the devices in service, and the expected links.
-func serviceRules(t *testing.T) []rulefmt.Rule {
-	t.Helper()
-	return slices.DeleteFunc(parseRules(t, testfile.Read(t, rulesFile)), func(r rulefmt.Rule) bool { return r.Record == "" })
+	return slices.DeleteFunc(rulesOf(t, file), func(r rulefmt.Rule) bool { return r.Record == "" })
 }
 
 func recordingRules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
-	return append(parseRules(t, testfile.Read(t, recordingsFile)), parseRules(t, testfile.Read(t, costFile))...)
+	return append(rulesOf(t, recordingsFile), rulesOf(t, costFile)...)
+}
+
+func rulesOf(t *testing.T, file string) []rulefmt.Rule {
+	t.Helper()
+	return parseRules(t, testfile.Read(t, file))
 }
 
 // parseRules parses rules with Prometheus' parser, which also checks the templates in annotations.

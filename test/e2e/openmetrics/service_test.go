@@ -54,10 +54,10 @@ var serviceStates = []serviceState{
 // must not fire out of service.
 func TestServiceStates(t *testing.T) {
 	text := testfile.Read(t, rulesFile)
-	isRecording := func(r rulefmt.Rule) bool { return r.Record == "" }
+	isAlert := func(r rulefmt.Rule) bool { return r.Record == "" }
 	recordings := map[bool][]rulefmt.Rule{
-		false: slices.DeleteFunc(parseRules(t, text), isRecording),
-		true:  slices.DeleteFunc(parseRules(t, strings.ReplaceAll(text, cordonedMark, "")), isRecording),
+		false: recordingsOf(t, rulesFile),
+		true:  slices.DeleteFunc(parseRules(t, strings.ReplaceAll(text, cordonedMark, "")), isAlert),
 	}
 	files := filesOf(t, ruleTests)
 	for _, rule := range alertRules(t) {
@@ -74,7 +74,7 @@ func TestServiceStates(t *testing.T) {
 				}
 				tested := slices.Clone(recordings[state.cordoned])
 				if ofJobs {
-					tested = append(tested, jobRecordings(t)...)
+					tested = append(tested, recordingsOf(t, jobsFile)...)
 				}
 				tested = append(tested, rule)
 				firing := state.series(t, test).evaluate(t, tested, interval, time.Duration(want.EvalTime))
