@@ -1,12 +1,10 @@
 package config
 
 import (
-	"bytes"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -18,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testlog"
 )
 
 // runningWatcher is a Watcher in a bubble.
@@ -26,9 +25,7 @@ type runningWatcher struct {
 	t        *testing.T
 	settings pubsub.Value[Settings]
 	reload   chan os.Signal
-
-	mu  sync.Mutex
-	log bytes.Buffer // guarded by mu
+	log      testlog.Buffer
 }
 
 // watch runs a test with a Watcher that reads the file config of a folder.
@@ -39,17 +36,10 @@ func watch(t *testing.T, dir string, env map[string]string, test func(w *running
 		first, err := b.Load()
 		require.NoError(t, err)
 		w := &runningWatcher{t: t, reload: make(chan os.Signal)}
-		w.Watcher = NewWatcher(b, first, WatcherOptions{Settings: &w.settings, Reload: w.reload, Log: slog.New(slog.NewTextHandler(w, nil))})
+		w.Watcher = NewWatcher(b, first, WatcherOptions{Settings: &w.settings, Reload: w.reload, Log: slog.New(slog.NewTextHandler(&w.log, nil))})
 		defer background.Run(t, w.Run)()
 		test(w)
 	})
-}
-
-// Write implements io.Writer for the log.
-func (w *runningWatcher) Write(b []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.log.Write(b)
 }
 
 // polls waits until the watcher has read the file n times.
@@ -64,9 +54,7 @@ func (w *runningWatcher) check(what, mig string, logged ...string) {
 	if s, _ := w.settings.Get(); s.MIGStrategy != mig {
 		w.t.Errorf("%s: got MIG strategy %s, want %s", what, s.MIGStrategy, mig)
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	lines := strings.FieldsFunc(w.log.String(), func(r rune) bool { return r == '\n' })
+	lines := strings.FieldsFunc(w.log.Take(), func(r rune) bool { return r == '\n' })
 	ok := len(lines) == len(logged)
 	for i := 0; ok && i < len(lines); i++ {
 		ok = strings.Contains(lines[i], logged[i])
@@ -74,7 +62,6 @@ func (w *runningWatcher) check(what, mig string, logged ...string) {
 	if !ok {
 		w.t.Errorf("%s: got log %q, want %q", what, lines, logged)
 	}
-	w.log.Reset()
 }
 
 // mountConfigMap mounts or replaces a ConfigMap as the kubelet does. Names and texts of the files alternate.

@@ -96,8 +96,8 @@ func testDriverFault(t *testing.T, checks []string, lists string, slow time.Dura
 	if d := s.monitor.Driver(); (d.State == device.DriverUp) == isDriver {
 		t.Errorf("driver: got %+v, want a fault: %v", d, isDriver)
 	}
-	if n := s.log.count("driver unusable") + s.log.count("device unhealthy"); isDriver && n != 1 {
-		t.Errorf("log lines about the fault: got %d, want 1: %v", n, s.log.counts)
+	if n := s.logged("driver unusable") + s.logged("device unhealthy"); isDriver && n != 1 {
+		t.Errorf("log lines about the fault: got %d, want 1:\n%s", n, s.log.String())
 	}
 	if !strings.Contains(want, "lost") {
 		s.setChecks(repeat("ok", len(checks)))

@@ -207,7 +207,7 @@ func TestXidStorm(t *testing.T) {
 		if n := b.checkTimes(); n < 10 || n > 250 || publications < 10 || publications > 50 || saves > 50 {
 			t.Errorf("got %d checks, %d publications and %d saves, want at most 250, 50 and 50", n, publications, saves)
 		}
-		if n := w.log.count("driver event"); n < 2 || n > 4 {
+		if n := w.logged("driver event"); n < 2 || n > 4 {
 			t.Errorf("got %d log lines about events, want 2 to 4", n)
 		}
 		xids := w.statusesAfter(time.Second)[0].Xids

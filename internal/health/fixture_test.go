@@ -19,6 +19,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/helpers/background"
 	"github.com/podgauge/podgauge/test/helpers/expect"
+	"github.com/podgauge/podgauge/test/helpers/testlog"
 )
 
 // monitorFixture is a running Monitor of a simulated machine.
@@ -28,42 +29,16 @@ type monitorFixture struct {
 	options   health.Options
 	monitor   *health.Monitor
 	readers   *health.Readers
-	log       logCounter
+	log       testlog.Buffer
 	stop      func()
 }
 
-// logCounter is a log handler that counts messages.
-type logCounter struct {
-	slog.Handler
-	mu     sync.Mutex
-	counts map[string]int // guarded by mu
-}
-
-func (r *logCounter) Enabled(_ context.Context, level slog.Level) bool {
-	return level >= slog.LevelInfo
-}
-
-func (r *logCounter) Handle(_ context.Context, record slog.Record) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.counts == nil {
-		r.counts = map[string]int{}
+// logged returns the number of messages, but those for debugging, with a prefix, with or without level.
+func (f *monitorFixture) logged(prefix string) int {
+	if text, isWarning := strings.CutPrefix(prefix, "WARN "); isWarning {
+		return f.log.Count(`level=WARN msg="` + text)
 	}
-	r.counts[record.Level.String()+" "+record.Message]++
-	return nil
-}
-
-// count returns the number of messages with a prefix, with or without level.
-func (r *logCounter) count(prefix string) (n int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for message, times := range r.counts {
-		_, text, _ := strings.Cut(message, " ")
-		if strings.HasPrefix(message, prefix) || strings.HasPrefix(text, prefix) {
-			n += times
-		}
-	}
-	return n
+	return f.log.Count(`msg="` + prefix)
 }
 
 // startMonitor runs a Monitor in the test's bubble. wrap may replace the
@@ -78,7 +53,7 @@ func startMonitor(t *testing.T, m *sim.Machine, wrap func(device.Backend) device
 	}
 	m.BeginProcess()
 	w := &monitorFixture{Machine: m, readers: health.NewReaders(b)}
-	w.options.Log = slog.New(&w.log)
+	w.options.Log = slog.New(slog.NewTextHandler(&w.log, nil))
 	for _, set := range options {
 		set(w)
 	}
@@ -92,15 +67,6 @@ func startMonitor(t *testing.T, m *sim.Machine, wrap func(device.Backend) device
 		}
 	}
 	return w
-}
-
-// untilSuspect waits until the first device is suspect.
-func (f *monitorFixture) untilSuspect() {
-	for range 1000 {
-		if f.statusesAfter(10 * time.Millisecond)[0].Health == device.Suspect {
-			return
-		}
-	}
 }
 
 // statusesAfter waits for d and returns the statuses of the Inventory.

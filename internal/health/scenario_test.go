@@ -1,6 +1,7 @@
 package health_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -208,7 +209,7 @@ func (s *scenarioRun) wantReasons(want []string) {
 	statuses, _ := s.inventory.Get()
 	got := []string{}
 	for _, reason := range reasons(statuses) {
-		got = append(got, orDash(reason))
+		got = append(got, cmp.Or(reason, "-"))
 	}
 	if statuses == nil {
 		got = []string{"none"}
@@ -225,7 +226,7 @@ func (s *scenarioRun) expectations() map[string]func(args []string) string {
 			statuses, _ := s.inventory.Get()
 			var got []string
 			for _, status := range statuses {
-				got = append(got, orDash(text(status)))
+				got = append(got, cmp.Or(text(status), "-"))
 			}
 			return strings.Join(got, " ")
 		}
@@ -270,7 +271,7 @@ func (s *scenarioRun) expectations() map[string]func(args []string) string {
 		// log TIMES MESSAGE
 		"log": func(args []string) string {
 			message := strings.Join(args[1:], " ")
-			return fmt.Sprint(s.log.count(message), " ", message)
+			return fmt.Sprint(s.logged(message), " ", message)
 		},
 		// path DURATION: the states of the first device.
 		"path": func(args []string) string { return args[0] + " " + s.healthPath(s.duration(args)) },
@@ -356,7 +357,7 @@ func (s *scenarioRun) events() (got []string) {
 
 func (s *scenarioRun) records() (got []string) {
 	for _, r := range s.recorder.savedHistory().Records {
-		text := orDash(r.Reason)
+		text := cmp.Or(r.Reason, "-")
 		if r.ResetSeen {
 			text += "+reset"
 		}
@@ -418,7 +419,10 @@ func (s *scenarioRun) actions() map[string]func(args []string) {
 				}
 			}
 		},
-		"suspect": func([]string) { s.untilSuspect() },
+		"suspect": func([]string) { // waits until the first device is
+			for n := 0; n < 1000 && s.statusesAfter(10 * time.Millisecond)[0].Health != device.Suspect; n++ {
+			}
+		},
 		"fail":    func(args []string) { s.Machine.Fail(s.id(args[0]), strings.Join(args[1:], " ")) },
 		"reset":   on(s.ResetGPU),
 		"repair":  on(s.SetRepairPending), // is pending
@@ -621,12 +625,4 @@ func (s *scenarioRun) checkError(words []string) error {
 		}
 	}
 	return f
-}
-
-// orDash returns "-" for an empty text.
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
 }

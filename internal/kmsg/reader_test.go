@@ -1,7 +1,6 @@
 package kmsg
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +27,7 @@ import (
 	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
+	"github.com/podgauge/podgauge/test/helpers/testlog"
 )
 
 // fakeKernelLog is a kernelLog in memory. Each reader gets each record once.
@@ -118,8 +118,8 @@ type readerFixture struct {
 	known    map[string]device.GPU // by address
 	reported time.Time             // Xid 79 of GPU-1, by an earlier process
 	got      []string
-	times    []time.Time  // of got
-	logBuf   bytes.Buffer // guarded by mu
+	times    []time.Time    // of got
+	log      testlog.Buffer // of the Reader
 }
 
 // xidLine returns the driver's message for an Xid of a GPU: "1", "ff", or "2/7"
@@ -144,7 +144,7 @@ func xidLine(gpu, xid string) string {
 func runTest(t *testing.T, script string) {
 	bubble.Test(t, func(t *testing.T) {
 		s := &readerFixture{T: t, fakeKernelLog: newKernel(), known: map[string]device.GPU{}}
-		s.Reader = NewReader("", s, s, slog.New(slog.NewTextHandler(s, nil)))
+		s.Reader = NewReader("", s, s, slog.New(slog.NewTextHandler(&s.log, nil)))
 		s.source = s.fakeKernelLog
 		for _, gpu := range []string{"1", "2"} {
 			s.script("list " + gpu)
@@ -260,13 +260,6 @@ func (s *readerFixture) Report(_ context.Context, e device.Event, count int, at 
 	return nil
 }
 
-// Write is called by the Reader's log.
-func (s *readerFixture) Write(line []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.logBuf.Write(line)
-}
-
 // EventOf returns events that need no recovery for Xid 31, passed checks for
 // Xid 74, and a reset for all others.
 func (s *readerFixture) EventOf(l XidLine) (e device.Event, known bool) {
@@ -300,11 +293,7 @@ func (s *readerFixture) wantReports(want string) {
 func (s *readerFixture) wantLogged(text, times string) {
 	s.Helper()
 	synctest.Wait()
-	s.locked(func() {
-		if n := strings.Count(s.logBuf.String(), text); fmt.Sprint(n) != times {
-			s.Errorf("logs of %q: got %d, want %s:\n%s", text, n, times, s.logBuf.String())
-		}
-	})
+	expect.Equal(s, fmt.Sprint(s.log.Count(text)), times, "logs of", text, s.log.String())
 }
 
 func TestReader(t *testing.T) {
@@ -368,7 +357,7 @@ func TestFile(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		s.Reader = NewReader(fmt.Sprintf("/proc/self/fd/%d", pipe[0]), s, s, slog.New(slog.NewTextHandler(s, nil)))
+		s.Reader = NewReader(fmt.Sprintf("/proc/self/fd/%d", pipe[0]), s, s, slog.New(slog.NewTextHandler(&s.log, nil)))
 		write("4,1,5,-;" + xidLine("1", "95") + "\n")
 		defer background.Run(t, s.Reader.Run)()
 		s.script("want GPU-1 95 check past")

@@ -13,7 +13,6 @@ import (
 	"reflect"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
+	"github.com/podgauge/podgauge/test/helpers/testlog"
 )
 
 const (
@@ -74,7 +74,7 @@ func TestTutorial(t *testing.T) {
 	for _, s := range steps {
 		printed := ""
 		for _, terminal := range foreground {
-			printed += terminal.output()
+			printed += terminal.text.String()
 		}
 		begin := time.Now()
 		var err error
@@ -126,7 +126,7 @@ func (t *terminal) runStep(ctx context.Context, s step, printed string) error {
 func (t *terminal) runForeground(ctx context.Context, s step, timeout time.Duration) error {
 	t.start(s.command)
 	for end := time.Now().Add(timeout); ; time.Sleep(queryInterval) {
-		err := compare(s.output, t.output(), true)
+		err := compare(s.output, t.text.String(), true)
 		switch {
 		case err == nil:
 			return nil
@@ -174,7 +174,7 @@ func TestTerminal(t *testing.T) {
 	up := step{command: "echo building; echo up; echo '  export A=1'; exec sleep 60", output: []string{"…", "up"}}
 	require.NoError(t, foreground.runForeground(t.Context(), up, time.Minute))
 	for command, found := range map[string]bool{"export A=…": true, "export C=…": false} {
-		if err := shell.runStep(t.Context(), step{command: command}, foreground.output()); (err == nil) != found {
+		if err := shell.runStep(t.Context(), step{command: command}, foreground.text.String()); (err == nil) != found {
 			t.Errorf("command %s: got error %v, want a line to copy: %t", command, err, found)
 		}
 	}
@@ -190,9 +190,7 @@ type terminal struct {
 	command *exec.Cmd
 	stdin   io.Writer
 	closed  chan struct{} // closed after all processes have closed the output
-
-	mu   sync.Mutex // guards text
-	text strings.Builder
+	text    testlog.Buffer
 }
 
 // newTerminal runs a shell until the test ends.
@@ -201,7 +199,7 @@ func newTerminal(t *testing.T) *terminal {
 	term := &terminal{command: exec.Command("bash", "--noprofile", "--norc"), closed: make(chan struct{})}
 	term.command.Dir = repoRoot
 	term.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	term.command.Stdout, term.command.Stderr = term, term // in order, by a single pipe
+	term.command.Stdout, term.command.Stderr = &term.text, &term.text // in order, by a single pipe
 	stdin, err := term.command.StdinPipe()
 	require.NoError(t, err)
 	require.NoError(t, term.command.Start())
@@ -212,20 +210,6 @@ func newTerminal(t *testing.T) *terminal {
 	}()
 	t.Cleanup(func() { term.signal(syscall.SIGKILL); <-term.closed })
 	return term
-}
-
-// Write appends to the output.
-func (t *terminal) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.text.Write(p)
-}
-
-// output returns the output so far.
-func (t *terminal) output() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.text.String()
 }
 
 func (t *terminal) ended() bool {
@@ -248,7 +232,7 @@ func (t *terminal) interrupt(timeout time.Duration) error {
 	case <-t.closed:
 		return nil
 	case <-time.After(timeout):
-		return fmt.Errorf("processes still run %s after Ctrl-C:\n%s", timeout, t.output())
+		return fmt.Errorf("processes still run %s after Ctrl-C:\n%s", timeout, t.text.String())
 	}
 }
 
@@ -262,10 +246,10 @@ var endMark = regexp.MustCompile(`\n<end of command, exit status (\d+)>\n`)
 
 // run runs a command without input, and returns the output of the command.
 func (t *terminal) run(ctx context.Context, command string, timeout time.Duration) (string, error) {
-	begin := len(t.output())
+	begin := len(t.text.String())
 	fmt.Fprintf(t.stdin, "{ %s\n} </dev/null; printf '\\n<end of command, exit status %%d>\\n' $?\n", command)
 	for end := time.Now().Add(timeout); ctx.Err() == nil && time.Now().Before(end) && !t.ended(); time.Sleep(5 * time.Millisecond) {
-		output := t.output()[begin:]
+		output := t.text.String()[begin:]
 		mark := endMark.FindStringSubmatchIndex(output)
 		if mark == nil {
 			continue
@@ -275,7 +259,7 @@ func (t *terminal) run(ctx context.Context, command string, timeout time.Duratio
 		}
 		return output[:mark[0]], nil
 	}
-	return "", cmp.Or(ctx.Err(), fmt.Errorf("no exit status within %s:\n%s", timeout, t.output()[begin:]))
+	return "", cmp.Or(ctx.Err(), fmt.Errorf("no exit status within %s:\n%s", timeout, t.text.String()[begin:]))
 }
 
 // wildcard matches variable text: within a line at least one character, as a whole line at least one line.

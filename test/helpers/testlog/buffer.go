@@ -35,6 +35,14 @@ func (b *Buffer) String() string {
 	return b.buffer.String()
 }
 
+// Take returns all lines since the previous Take.
+func (b *Buffer) Take() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	defer b.buffer.Reset()
+	return b.buffer.String()
+}
+
 // Count returns the number of occurrences of a text.
 func (b *Buffer) Count(text string) int { return strings.Count(b.String(), text) }
 
