@@ -1,6 +1,7 @@
 package health_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -64,7 +65,7 @@ func runPartitionScript(t *testing.T, script []byte) {
 		require.NoError(t, err)
 		d := devices[arg%len(devices)]
 		pause := 30 * time.Second
-		first := func(name string) string { return firstNonEmpty(expect.gpus[d.GPU], name) }
+		first := func(name string) string { return cmp.Or(expect.gpus[d.GPU], name) }
 		switch action {
 		case 0:
 			m.Partition(gpu, partitionLayouts[arg%len(partitionLayouts)]...)
@@ -77,7 +78,7 @@ func runPartitionScript(t *testing.T, script []byte) {
 			if d.WholeGPU() {
 				expect.gpus[d.GPU] = first("xid_999")
 			} else {
-				expect.migDevices[d.ID] = firstNonEmpty(expect.migDevices[d.ID], "xid_999")
+				expect.migDevices[d.ID] = cmp.Or(expect.migDevices[d.ID], "xid_999")
 			}
 		case 4:
 			m.Fail(d.ID, "xid 95")
@@ -96,13 +97,6 @@ func runPartitionScript(t *testing.T, script []byte) {
 	}
 }
 
-func firstNonEmpty(text, other string) string {
-	if text != "" {
-		return text
-	}
-	return other
-}
-
 func (e expectedReasons) compare(t *testing.T, when string, m *sim.Machine, statuses []device.Status) {
 	t.Helper()
 	devices, err := m.Devices(t.Context())
@@ -110,10 +104,7 @@ func (e expectedReasons) compare(t *testing.T, when string, m *sim.Machine, stat
 		t.Fatalf("%s: got devices %+v, want %d, error %v", when, statuses, len(devices), err)
 	}
 	for i, d := range devices {
-		reason := e.gpus[d.GPU]
-		if reason == "" {
-			reason = e.migDevices[d.ID]
-		}
+		reason := cmp.Or(e.gpus[d.GPU], e.migDevices[d.ID])
 		if s := statuses[i]; s.ID != d.ID || s.Reason != reason || s.Healthy != (reason == "") {
 			t.Fatalf("%s: got %s %q, want %s %q", when, s.ID, s.Reason, d.ID, reason)
 		}

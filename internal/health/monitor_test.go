@@ -13,7 +13,6 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/health"
-	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/expect"
 )
@@ -177,28 +176,20 @@ func TestReleaseDuringReads(t *testing.T) {
 	})
 }
 
-// replacedDriver is a Backend whose driver is replaced while active is set, with
-// a call in the background while running is set.
-type replacedDriver struct {
-	*sim.Machine
-	active, running atomic.Bool
+// busyDriver is a Backend with a call in the background while running is set.
+type busyDriver struct {
+	*scriptedBackend
+	running atomic.Bool
 }
 
-func (r *replacedDriver) Devices(ctx context.Context) ([]device.Device, error) {
-	if r.active.Load() {
-		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, device.ErrDriverReplaced)
-	}
-	return r.Machine.Devices(ctx)
-}
-
-func (r *replacedDriver) Idle() bool { return !r.running.Load() }
+func (d *busyDriver) Idle() bool { return !d.running.Load() }
 
 // TestDriverReplaced checks that Run ends after the last call, and after the
 // Backend's background call.
 func TestDriverReplaced(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
-		b := &replacedDriver{Machine: m}
+		b := &busyDriver{scriptedBackend: &scriptedBackend{Machine: m}}
 		b.running.Store(true)
 		readers, inventory := health.NewReaders(b), &device.Inventory{}
 		monitor := health.NewMonitor(b, readers, inventory, health.Options{Log: slog.New(slog.DiscardHandler)})
@@ -206,7 +197,7 @@ func TestDriverReplaced(t *testing.T) {
 		go func() { ended <- monitor.Run(context.Background()) }() // ends by itself
 		time.Sleep(time.Second)
 		m.HangGPU(m.AllocatableIDs()[0])
-		b.active.Store(true)
+		b.locked(func() { b.listErr = fmt.Errorf("%w: %w", device.ErrNoDriver, device.ErrDriverReplaced) })
 		time.Sleep(time.Minute)
 		if d := monitor.Driver(); d.State != device.DriverReplaced || !errors.Is(d.Err, device.ErrDriverReplaced) ||
 			monitor.Ready() != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,15 +15,6 @@ import (
 	"github.com/podgauge/podgauge/test/bubble"
 	"github.com/podgauge/podgauge/test/helpers/expect"
 )
-
-// gpuIDs returns the GPUs of a machine without MIG devices.
-func gpuIDs(m *sim.Machine) []device.GPU {
-	var gpus []device.GPU
-	for _, id := range m.AllocatableIDs() {
-		gpus = append(gpus, device.GPU(id))
-	}
-	return gpus
-}
 
 // readGPUs reads all GPUs within a second, and returns for each whether it was late.
 func readGPUs(t *testing.T, r *health.Readers, gpus []device.GPU) (late []bool, took time.Duration) {
@@ -47,7 +37,7 @@ func TestReadWithHangingGPU(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(3)
 		r := health.NewReaders(m)
-		gpus := gpuIDs(m)
+		gpus := m.GPUs()
 		m.HangGPU(m.AllocatableIDs()[1])
 		late, took := readGPUs(t, r, gpus)
 		if !late[1] || late[0] || late[2] || took != time.Second {
@@ -77,7 +67,7 @@ func TestReadOneDuringRead(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		r := health.NewReaders(m)
-		gpus := gpuIDs(m)
+		gpus := m.GPUs()
 		m.HangGPU(m.AllocatableIDs()[1])
 		readings := make(chan []health.Reading, 1)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -152,7 +142,7 @@ func TestReadInOneThread(t *testing.T) {
 	} {
 		bubble.Test(t, func(t *testing.T) {
 			s := &slowReads{Machine: newMachine(4), took: map[device.GPU]time.Duration{}}
-			gpus := gpuIDs(s.Machine)
+			gpus := s.GPUs()
 			for i, gpu := range gpus {
 				s.took[gpu] = c.others
 				if i == 0 {
@@ -174,7 +164,7 @@ func TestProcessesEvery5Seconds(t *testing.T) {
 		s.StartProcess(s.AllocatableIDs()[0], 17, 1000, 0.5)
 		readers, begin := health.NewReaders(s), time.Now()
 		for range 12 {
-			r := readers.Read(t.Context(), gpuIDs(s.Machine), true)[0]
+			r := readers.Read(t.Context(), s.GPUs(), true)[0]
 			if !r.ProcessUsageKnown || len(r.ProcessUsage) != 1 {
 				t.Errorf("after %s: got processes %v, known %v, want one", time.Since(begin), r.ProcessUsage, r.ProcessUsageKnown)
 			}
@@ -190,13 +180,13 @@ func TestReadWaitsForShortCall(t *testing.T) {
 		r := health.NewReaders(m)
 		m.HangGPU(m.AllocatableIDs()[0])
 		checked := make(chan error, 1)
-		d := device.Device{ID: m.AllocatableIDs()[0], GPU: gpuIDs(m)[0]}
+		d := device.Device{ID: m.AllocatableIDs()[0], GPU: m.GPUs()[0]}
 		go func() { checked <- r.CheckUsable(t.Context(), d, false) }()
 		go func() {
 			time.Sleep(300 * time.Millisecond)
 			m.ReleaseHangs()
 		}()
-		if late, took := readGPUs(t, r, gpuIDs(m)); late[0] || took != 300*time.Millisecond {
+		if late, took := readGPUs(t, r, m.GPUs()); late[0] || took != 300*time.Millisecond {
 			t.Errorf("got late %v after %s, want the reading right after the check", late, took)
 		}
 		if err := <-checked; err != nil {
@@ -207,31 +197,18 @@ func TestReadWaitsForShortCall(t *testing.T) {
 
 // TestReadAfterDeadlineMakesNoCall reads with an unlocked GPU and a context that is done.
 func TestReadAfterDeadlineMakesNoCall(t *testing.T) {
-	m := &countingReads{Machine: newMachine(1)}
+	m := &slowReads{Machine: newMachine(1)}
 	r := health.NewReaders(m)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for range 50 { // select chooses at random
-		r.Read(ctx, gpuIDs(m.Machine), true)
+		r.Read(ctx, m.GPUs(), true)
 		r.Drain(t.Context())
 	}
-	if n := m.reads.Load(); n > 0 {
-		t.Errorf("got %d calls after the deadline, want 0", n)
-	}
-	if reading := r.ReadOne(t.Context(), gpuIDs(m.Machine)[0]); reading.Err != nil {
+	expect.Equal(t, m.highest, 0, "calls after the deadline")
+	if reading := r.ReadOne(t.Context(), m.GPUs()[0]); reading.Err != nil {
 		t.Errorf("ReadOne after the reads: %v", reading.Err)
 	}
-}
-
-// countingReads is a machine that counts reads.
-type countingReads struct {
-	*sim.Machine
-	reads atomic.Int64
-}
-
-func (c *countingReads) Read(gpu device.GPU) ([]device.Sample, error) {
-	c.reads.Add(1)
-	return c.Machine.Read(gpu)
 }
 
 func TestReadersDrain(t *testing.T) {
@@ -239,7 +216,7 @@ func TestReadersDrain(t *testing.T) {
 		m := newMachine(1)
 		r := health.NewReaders(m)
 		m.HangGPU(m.AllocatableIDs()[0])
-		readGPUs(t, r, gpuIDs(m))
+		readGPUs(t, r, m.GPUs())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if r.Drain(ctx) {
