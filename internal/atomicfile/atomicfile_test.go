@@ -9,6 +9,7 @@ import (
 	"github.com/podgauge/podgauge/internal/atomicfile"
 	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 func TestReplace(t *testing.T) {
@@ -20,7 +21,7 @@ func TestReplace(t *testing.T) {
 			t.Errorf("content: got %q, %v, want %q", got, err, want)
 		}
 	}
-	requireFiles(t, dir, "file")
+	expect.EqualSlices(t, testfile.Names(t, dir), []string{"file"}, "files")
 }
 
 func TestReplaceFailure(t *testing.T) {
@@ -28,7 +29,7 @@ func TestReplaceFailure(t *testing.T) {
 	path := filepath.Join(dir, "folder")
 	require.NoError(t, os.Mkdir(path, 0o755))
 	expect.Error(t, atomicfile.Replace(path, nil), "", "for the name of a folder")
-	requireFiles(t, dir, "folder")
+	expect.EqualSlices(t, testfile.Names(t, dir), []string{"folder"}, "files")
 	expect.Error(t, atomicfile.Replace(filepath.Join(dir, "missing", "file"), nil), "",
 		"in a missing folder")
 }
@@ -42,16 +43,5 @@ func TestRemoveStaleTemps(t *testing.T) {
 		require.NoError(t, os.Chtimes(path, at, at))
 	}
 	atomicfile.RemoveStaleTemps(filepath.Join(dir, "file"))
-	requireFiles(t, dir, ".file.2.tmp", ".other.1.tmp", "file")
-}
-
-func requireFiles(t *testing.T, dir string, want ...string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	require.NoError(t, err)
-	expect.EqualSlices(t, names, want, "files")
+	expect.EqualSlices(t, testfile.Names(t, dir), []string{".file.2.tmp", ".other.1.tmp", "file"}, "files")
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/podgauge/podgauge/test/helpers/expect"
 	"github.com/podgauge/podgauge/test/helpers/program"
 	"github.com/podgauge/podgauge/test/helpers/require"
+	"github.com/podgauge/podgauge/test/helpers/testfile"
 )
 
 // fixture is a state folder, and a boot id that the test can change.
@@ -78,17 +79,6 @@ func (s *fixture) newLogLines() int {
 	return strings.Count(s.log.String(), "\n")
 }
 
-func (s *fixture) requireFiles(want ...string) {
-	s.Helper()
-	entries, err := os.ReadDir(s.dir)
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	require.NoError(s, err)
-	expect.EqualSlices(s, names, want, "files")
-}
-
 func at(n int64) time.Time { return time.Unix(1e9+n, 5).UTC() }
 
 // fullHistory returns a history with many fields.
@@ -132,7 +122,7 @@ func TestRestart(t *testing.T) {
 	if info, err := os.Stat(s.file()); err != nil || info.Mode() != 0o600 {
 		t.Errorf("got mode %v, error %v, want 0600", info.Mode(), err)
 	}
-	s.requireFiles(state.FileName)
+	expect.EqualSlices(s, testfile.Names(s, s.dir), []string{state.FileName}, "files")
 	store, h, all := s.open()
 	if !reflect.DeepEqual(h, fullHistory()) || !reflect.DeepEqual(all, fullIncidents()) {
 		t.Errorf("got %+v, %+v, want the saved state", h, all)
@@ -218,7 +208,7 @@ func TestInvalidFile(t *testing.T) {
 					t.Errorf("got %+v, %v and log %q, want Lost and one line", h, all, s.log.String())
 				}
 			}
-			s.requireFiles(state.FileName + ".bad")
+			expect.EqualSlices(s, testfile.Names(s, s.dir), []string{state.FileName + ".bad"}, "files")
 			if got, err := os.ReadFile(s.file() + ".bad"); err != nil || string(got) != content {
 				t.Errorf("got %q, %v, want the renamed file", got, err)
 			}
@@ -234,7 +224,7 @@ func TestInvalidFile(t *testing.T) {
 		if _, h, _ := s.open(); !h.Lost {
 			t.Errorf("got %+v, want Lost", h)
 		}
-		s.requireFiles(state.FileName + ".bad")
+		expect.EqualSlices(s, testfile.Names(s, s.dir), []string{state.FileName + ".bad"}, "files")
 	})
 }
 
@@ -265,7 +255,7 @@ func TestFileOfNewerVersion(t *testing.T) {
 	if got, err := os.ReadFile(s.file()); err != nil || string(got) != newer {
 		t.Errorf("got %q, %v, want an unchanged file", got, err)
 	}
-	s.requireFiles(state.FileName)
+	expect.EqualSlices(s, testfile.Names(s, s.dir), []string{state.FileName}, "files")
 }
 
 // run runs a Store in a bubble.

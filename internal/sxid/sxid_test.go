@@ -2,7 +2,6 @@ package sxid_test
 
 import (
 	"log/slog"
-	"maps"
 	"strconv"
 	"strings"
 	"testing"
@@ -124,20 +123,14 @@ func TestLog(t *testing.T) {
 	l.Record(at(20034, sxid.Fatal, 31), begin.Add(time.Minute), false)
 	l.Record(at(20034, sxid.Fatal, 32), begin.Add(time.Hour), false)
 	l.Record(at(26006, sxid.Unknown, sxid.NoLink), begin, true)
-	want := func(what string, got, want map[string]float64) {
-		t.Helper()
-		if !maps.Equal(got, want) {
-			t.Errorf("%s: got %v, want %v", what, got, want)
-		}
-	}
 	const fatal, unknown = "0000:05:00.0,20034,fatal", "0000:05:00.0,26006,unknown"
-	want("counts", l.Counts(), map[string]float64{fatal: 2, unknown: 0}) // 0: increase() needs a value before the first event
-	want("times", l.LastTimes(), map[string]float64{fatal: 1700003600, unknown: 1700000000})
-	want("links", l.LastLinks(), map[string]float64{fatal: 32})
+	expect.DeepEqual(t, l.Counts(), map[string]float64{fatal: 2, unknown: 0}, "counts") // 0: increase() needs a value before the first event
+	expect.DeepEqual(t, l.LastTimes(), map[string]float64{fatal: 1700003600, unknown: 1700000000}, "times")
+	expect.DeepEqual(t, l.LastLinks(), map[string]float64{fatal: 32}, "links")
 	l.OnDriverLoaded()
-	want("counts after a load", l.Counts(), map[string]float64{fatal: 2, unknown: 0})
-	want("times after a load", l.LastTimes(), map[string]float64{})
-	want("links after a load", l.LastLinks(), map[string]float64{})
+	expect.DeepEqual(t, l.Counts(), map[string]float64{fatal: 2, unknown: 0}, "counts after a load")
+	expect.DeepEqual(t, l.LastTimes(), map[string]float64{}, "times after a load")
+	expect.DeepEqual(t, l.LastLinks(), map[string]float64{}, "links after a load")
 	for n := range uint32(1000) {
 		l.Record(at(30000+n, sxid.Nonfatal, 0), begin, false)
 	}

@@ -21,6 +21,17 @@ func Read(t testing.TB, path string) string {
 	return string(content)
 }
 
+// Names returns the sorted names of the files in a folder.
+func Names(t testing.TB, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
 // Section is a part of a file that begins with the line "= TITLE".
 type Section struct{ Title, Text string }
 
