@@ -77,7 +77,7 @@ func (q *promQuery) jobConditions(pods *jobPods) (c jobConditions) {
 	}
 	for _, sample := range q.vector(q.now,
 		"gpu_workload_model_reason:podgauge_straggler:deviation10m{%[1]s} or "+
-			"port_workload_reason:podgauge_straggler:deviation10m{%[1]s}", matchers) {
+			"port_workload_model_reason:podgauge_straggler:deviation10m{%[1]s}", matchers) {
 		c.Stragglers = append(c.Stragglers,
 			jobStraggler{newJobDevice(sample.Metric), string(sample.Metric["reason"]), float64(sample.Value)})
 	}

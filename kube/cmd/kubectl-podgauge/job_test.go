@@ -281,7 +281,7 @@ func TestJobThatWaits(t *testing.T) {
 		"slow: RDMA port mlx5_2/1 on node node-b (train-1): rate of the link 50 % below the median\n" +
 			"slow: GPU 4 on node node-b (train-1): number of NVLinks 6 % below the median\n": {
 			slow: sample(gpu("4", "reason", "nvlink_links"), -0.056),
-			"port_workload_reason:podgauge_straggler:deviation10m": sample(model.Metric{
+			"port_workload_model_reason:podgauge_straggler:deviation10m": sample(model.Metric{
 				"node": "node-b", "device": "mlx5_2", "port": "1", "pod": "train-1", "workload": "job/train", "reason": "rdma_rate",
 			}, -0.5),
 		},

@@ -84,14 +84,14 @@ var jobSeries = map[string][]string{
 	"gpu_workload_model:podgauge_busy:group2m":                       append(jobGPU, "model"),
 	"gpu_workload_model_reason:podgauge_slow:deviation2m":            append(jobGPU, "model", "reason"),
 	"gpu_workload_model_reason:podgauge_straggler:deviation10m":      append(jobGPU, "model", "reason"),
-	"port_workload:podgauge_rdma_rate_bytes_per_second:min2m":        jobPort,
-	"port_workload_reason:podgauge_slow:deviation2m":                 append(jobPort, "reason"),
-	"port_workload_reason:podgauge_straggler:deviation10m":           append(jobPort, "reason"),
+	"port_workload_model:podgauge_rdma_rate_bytes_per_second:min2m":  jobPort,
+	"port_workload_model_reason:podgauge_slow:deviation2m":           append(jobPort, "reason"),
+	"port_workload_model_reason:podgauge_straggler:deviation10m":     append(jobPort, "reason"),
 }
 
 var jobGPU = []string{"node", "gpu", "uuid", "namespace", "pod", "workload"}
 
-var jobPort = []string{"node", "device", "port", "resource", "namespace", "pod", "workload"}
+var jobPort = []string{"node", "device", "port", "pci_bus_id", "resource", "namespace", "pod", "workload", "model"}
 
 // podLabel matches the labels of allowlisted pod labels.
 var podLabel = regexp.MustCompile(`"(label_\w+)"`)
