@@ -75,29 +75,28 @@ func (s *promSource) connect() error {
 // query returns the queries of a report. Nodes that answered have the current
 // health.
 func (s *promSource) query(ctx context.Context, timeout time.Duration, answers []answer[podAnswer]) *promQuery {
-	now := time.Now()
 	return &promQuery{
-		api: s.api, ctx: ctx, deadline: now.Add(2 * timeout), answers: answers,
-		now: now, window: model.Duration(s.since).String(),
+		api: s.api, ctx: ctx, timeout: 2 * timeout, answers: answers,
+		now: time.Now(), window: model.Duration(s.since).String(),
 	}
 }
 
 // promQuery runs instant queries until the first error.
 type promQuery struct {
-	api      promv1.API
-	ctx      context.Context // of one report
-	deadline time.Time       // of all queries
-	answers  []answer[podAnswer]
-	now      time.Time
-	window   string // before now
-	err      error
+	api     promv1.API
+	ctx     context.Context // of one report
+	timeout time.Duration   // of all queries, from now
+	answers []answer[podAnswer]
+	now     time.Time
+	window  string // before now
+	err     error
 }
 
 func (q *promQuery) vector(at time.Time, format string, args ...any) model.Vector {
 	if q.err != nil {
 		return nil
 	}
-	ctx, cancel := context.WithDeadline(q.ctx, q.deadline)
+	ctx, cancel := context.WithDeadline(q.ctx, q.now.Add(q.timeout))
 	defer cancel()
 	value, _, _, err := q.api.Query(ctx, fmt.Sprintf(format, args...), at)
 	q.err = err
