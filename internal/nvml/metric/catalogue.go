@@ -20,8 +20,11 @@ type GPMValue struct {
 }
 
 // Calls are all functions for values: shared functions, and functions of single
-// rows. GPMValues are the GPM metrics of rows.
-var Calls, GPMValues = assignValues(Rows)
+// rows.
+var Calls, gpmValues = assignValues(Rows)
+
+// GPMValues are the GPM metrics of rows.
+var GPMValues = gpmValues
 
 // assignValues gives the sources of single rows a separate ValueID.
 func assignValues(rows []Row) (calls []Call, gpm []GPMValue) {
