@@ -266,8 +266,8 @@ func (b *bundle) summary(now time.Time, image string) string {
 	}))
 	fmt.Fprintf(&page, "# %s, %s\n\nBy kubectl-podgauge %s.\n\n## Node\n\n```\n%s```\n",
 		subject, now.Format(time.RFC3339), version, versions)
-	fmt.Fprintf(&page, "\n## Devices\n\n```\n%s```\n\n## Incidents\n\n```\n%s```\n", cli.FormatTable(withDashes(devices)),
-		cli.FormatTable(cli.IncidentTable(&b.incidents, true)))
+	fmt.Fprintf(&page, "\n## Devices\n\n```\n%s```\n\n## Incidents\n\n```\n%s```\n",
+		cli.FormatTable(withDashes(devices)), cli.FormatTable(cli.IncidentTable(&b.incidents, true)))
 	page.WriteString("\n## Files\n\n")
 	for _, f := range b.files {
 		if f.err != nil {

@@ -104,7 +104,8 @@ func (c *client) reportNodes(ctx context.Context) (result, error) {
 	}
 	slices.SortStableFunc(nodes, func(a, b nodeSummary) int { return slices.Compare(b.badness(), a.badness()) })
 	rows := [][]string{{
-		"NODE", "DEVICES", "UNHEALTHY", "SUSPECT", "ALLOCATED", "DRIVER", "KUBELET", "WORST", "LAST INCIDENT", "PODGAUGE",
+		"NODE", "DEVICES", "UNHEALTHY", "SUSPECT", "ALLOCATED", "DRIVER", "KUBELET", "WORST", "LAST INCIDENT",
+		"PODGAUGE",
 	}}
 	for _, n := range nodes {
 		row := []string{

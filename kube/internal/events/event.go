@@ -123,5 +123,6 @@ func eventName(id uint64, key eventKey) string {
 	if key.recovered {
 		suffix += ".recovered"
 	}
-	return strings.TrimRight(key.name[:min(len(key.name), validation.DNS1123SubdomainMaxLength-len(suffix))], "-.") + suffix
+	longest := validation.DNS1123SubdomainMaxLength - len(suffix)
+	return strings.TrimRight(key.name[:min(len(key.name), longest)], "-.") + suffix
 }

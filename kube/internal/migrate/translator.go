@@ -89,12 +89,11 @@ func (f labelFlow) rename(name string) string {
 // requireLabels fails if the result lacks a label that is read.
 func (t *translator) requireLabels(flow labelFlow, names []string) {
 	for _, name := range names {
-		to := flow.rename(name)
-		if slices.Contains(flow.own, name) {
-			continue
-		} else if flow.noOwner && slices.Contains(ownerLabels, to) {
+		switch to := flow.rename(name); {
+		case slices.Contains(flow.own, name):
+		case flow.noOwner && slices.Contains(ownerLabels, to):
 			t.fail(fmt.Sprintf(noOwnerReason, name))
-		} else if slices.Contains(flow.noInfo, to) {
+		case slices.Contains(flow.noInfo, to):
 			t.fail(fmt.Sprintf(noInfoReason, name))
 		}
 	}
