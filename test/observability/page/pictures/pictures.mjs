@@ -16,8 +16,8 @@ const require = createRequire(import.meta.url);
 
 // boards are the dashboards with their selected variables and rows of the grid (from, to).
 const boards = {
-  fleet: [{}, [0, 34], [50, 75], [91, 100]], workload: [{ namespace: "training" }, [0, 38], [55, 72]], device: [{ node: "gpu-node-1" }, [0, 59]],
-  reliability: [{}, [0, 35]], podgauge: [{}, [0, 30], [55, 72]],
+  fleet: [{}, [0, 34], [50, 75], [91, 100]], workload: [{ namespace: "training" }, [0, 43], [60, 77]], device: [{ node: "gpu-node-1" }, [0, 65], [135, 148]],
+  reliability: [{}, [0, 42]], podgauge: [{}, [0, 30], [55, 72]],
 };
 
 const file = (name) => join(root, "docs/img", `${name}.png`);
