@@ -47,7 +47,8 @@ export async function open(browser, url, { size, scheme, script = true, user }) 
 
 // save writes a compressed image of the window or of a part of the page.
 export async function save(page, file, clip) {
-  const picture = await page.screenshot({ clip, captureBeyondViewport: Boolean(clip) });
+  const captureBeyondViewport = Boolean(clip) && clip.y + clip.height > page.viewport().height; // this draws tables again
+  const picture = await page.screenshot({ clip, captureBeyondViewport });
   writeFileSync(file, await sharp(picture).png({ palette: true, colours: 128, dither: 0, compressionLevel: 9, effort: 10 }).toBuffer());
 }
 

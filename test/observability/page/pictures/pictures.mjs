@@ -71,7 +71,7 @@ async function dashboard(browser, files, name, board) {
     return body ? request.respond({ contentType, body }) : request.respond({ status: 404 });
   });
   await page.setRequestInterception(true);
-  await page.setViewport({ width: 1600, height: 3000 }); // tables outside the window are not rendered
+  await page.setViewport({ width: 1600, height: 4000 }); // tables outside the window are not rendered
   await page.goto("http://dashboards.test/");
   await page.evaluate((board) => { globalThis.board = board; }, board);
   await page.addScriptTag({ url: "/board.js", type: "module" });
