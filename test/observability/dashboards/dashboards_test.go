@@ -167,8 +167,7 @@ func (c *dashboardRun) checkAlerts(all []prometheus.Alert) {
 	c.Logf("%d of %d alerts fired, the others were pending: %v", firing, len(expected), alertStatesOf(all))
 }
 
-// checkRecordings checks that each recording rule has series, except those about RDMA links of a job on several nodes: the simulated nodes have
-// none, and deploy/rules/podgauge-jobs_test.yaml has.
+// checkRecordings checks that each recording rule has series. Rules about RDMA links need a job on several nodes (podgauge-jobs_test.yaml).
 func (c *dashboardRun) checkRecordings(all []alertOrRecording) {
 	for _, r := range all {
 		if r.Record == "" || strings.HasPrefix(r.Record, "port_workload") {
