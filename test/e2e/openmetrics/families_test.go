@@ -74,19 +74,19 @@ var serviceSeries = map[string][]string{
 
 // jobSeries are the series recorded by the jobs' file.
 var jobSeries = map[string][]string{
-	"gpu_workload:podgauge_allocated:group3m":                        jobGPU,
-	"workload:podgauge_gpus:count":                                   {"namespace", "workload"},
-	"gpu_workload:podgauge_low_power:max2m":                          jobGPU,
-	"gpu_workload_evidence:podgauge_waiting:min2m":                   append(jobGPU, "evidence"),
-	"gpu_workload_evidence:podgauge_waiting:min10m":                  append(jobGPU, "evidence"),
-	"workload_evidence:podgauge_waiting_since_timestamp_seconds:min": {"namespace", "workload", "evidence"},
-	"gpu_workload:podgauge_culprit_since_timestamp_seconds:min":      jobGPU,
-	"gpu_workload_model:podgauge_busy:group2m":                       append(jobGPU, "model"),
-	"gpu_workload_model_reason:podgauge_slow:deviation2m":            append(jobGPU, "model", "reason"),
-	"gpu_workload_model_reason:podgauge_straggler:deviation10m":      append(jobGPU, "model", "reason"),
-	"port_workload_model:podgauge_rdma_rate_bytes_per_second:min2m":  jobPort,
-	"port_workload_model_reason:podgauge_slow:deviation2m":           append(jobPort, "reason"),
-	"port_workload_model_reason:podgauge_straggler:deviation10m":     append(jobPort, "reason"),
+	"gpu_workload:podgauge_allocated:group3m":                            jobGPU,
+	"workload:podgauge_gpus:count":                                       {"namespace", "workload"},
+	"gpu_workload:podgauge_low_power:max2m":                              jobGPU,
+	"gpu_workload_evidence:podgauge_waiting:min2m":                       append(jobGPU, "evidence"),
+	"gpu_workload_evidence:podgauge_waiting:min10m":                      append(jobGPU, "evidence"),
+	"workload_evidence:podgauge_waiting_since_timestamp_seconds:min":     {"namespace", "workload", "evidence"},
+	"gpu_workload:podgauge_culprit_since_timestamp_seconds:min":          jobGPU,
+	"gpu_workload_model:podgauge_busy:group2m":                           append(jobGPU, "model"),
+	"gpu_workload_model_reason:podgauge_slow:deviation2m":                append(jobGPU, "model", "reason"),
+	"gpu_workload_model_reason:podgauge_straggler:deviation10m":          append(jobGPU, "model", "reason"),
+	"port_workload_model:podgauge_rdma_port_rate_bytes_per_second:min2m": jobPort,
+	"port_workload_model_reason:podgauge_slow:deviation2m":               append(jobPort, "reason"),
+	"port_workload_model_reason:podgauge_straggler:deviation10m":         append(jobPort, "reason"),
 }
 
 var jobGPU = []string{"node", "gpu", "uuid", "namespace", "pod", "workload"}
