@@ -203,7 +203,7 @@ func newPromRecord(labels model.Metric) podRecord {
 func sampleTime(s *model.Sample) time.Time { return time.UnixMilli(int64(s.Value * 1000)) }
 
 // healthAt returns the effect of a fault and the action, from the two minutes
-// after the fault.
+// after the fault; empty: unknown.
 func (q *promQuery) healthAt(labels model.Metric, at time.Time) (health, action string) {
 	end := at.Add(2 * time.Minute)
 	if end.After(q.now) {
@@ -215,11 +215,11 @@ func (q *promQuery) healthAt(labels model.Metric, at time.Time) (health, action 
 			return "unhealthy", string(sample.Metric["action"])
 		}
 	}
-	return "no change", ""
+	return map[bool]string{true: "no change"}[q.err == nil], ""
 }
 
 // setNow sets the current health of a device. A device without series is gone,
-// unless the node's podgauge failed to answer.
+// unless a query or the node's podgauge failed.
 func (q *promQuery) setNow(p *podRecord) {
 	id := strconv.Quote(string(p.Device))
 	for _, sample := range q.vector(q.now,
@@ -230,7 +230,7 @@ func (q *promQuery) setNow(p *podRecord) {
 		}
 	}
 	failed := func(a answer[podAnswer]) bool { return a.Node == p.Node && a.Response == nil }
-	if p.HealthNow == unknownHealth && len(q.answers) > 0 && !slices.ContainsFunc(q.answers, failed) {
+	if q.err == nil && p.HealthNow == unknownHealth && len(q.answers) > 0 && !slices.ContainsFunc(q.answers, failed) {
 		p.HealthNow = "gone"
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/cli"
+	"github.com/podgauge/podgauge/test/helpers/require"
 	"github.com/podgauge/podgauge/test/helpers/testfile"
 	"github.com/prometheus/common/model"
 )
@@ -21,6 +22,7 @@ type fakePrometheus struct {
 	mu       sync.Mutex
 	families map[string][]model.Sample
 	queries  []string
+	failing  string // part of queries that fail
 }
 
 // serve returns the URL of the server, which requires the user a with the password b.
@@ -28,11 +30,11 @@ func (p *fakePrometheus) serve(t *testing.T) (url, config string) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if user, password, _ := r.BasicAuth(); user != "a" || password != "b" {
+		query := r.FormValue("query")
+		if user, password, _ := r.BasicAuth(); user != "a" || password != "b" || p.failing != "" && strings.Contains(query, p.failing) {
 			writeJSON(w, http.StatusUnauthorized, map[string]any{"status": "error", "errorType": "auth", "error": "who"})
 			return
 		}
-		query := r.FormValue("query")
 		p.queries = append(p.queries, query)
 		result := model.Vector{}
 		for family, samples := range p.families {
@@ -50,9 +52,7 @@ func (p *fakePrometheus) serve(t *testing.T) (url, config string) {
 	}))
 	t.Cleanup(server.Close)
 	config = filepath.Join(t.TempDir(), "http.yaml")
-	if err := os.WriteFile(config, []byte("basic_auth: {username: a, password: b}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(config, []byte("basic_auth: {username: a, password: b}\n"), 0o600))
 	return server.URL, config
 }
 
@@ -127,7 +127,7 @@ func TestPodOfBothSources(t *testing.T) {
 // TestPrometheusErrors checks that an error costs only one line, and keeps podgauge's records.
 func TestPrometheusErrors(t *testing.T) {
 	c := newFakeCluster(t, map[string]*fakeNode{"node-a": newNode(time.Now())})
-	url, _ := newRemovedNode(time.Now()).serve(t)
+	url, config := (&fakePrometheus{families: newRemovedNode(time.Now()).families, failing: "nvidia_gpu_unhealthy_info"}).serve(t)
 	for _, row := range []struct {
 		args   []string
 		status int
@@ -135,6 +135,7 @@ func TestPrometheusErrors(t *testing.T) {
 		errs   string
 	}{
 		{[]string{"--prometheus=" + url}, cli.ExitError, "xid_79", "Prometheus: client_error: client error: 401"},
+		{[]string{"--prometheus=" + url, "--prometheus-config=" + config}, cli.ExitError, "no         unknown", "Prometheus: client_error: client error: 401"},
 		{[]string{"--prometheus=http://127.0.0.1:1"}, cli.ExitError, "xid_79", "Prometheus: Post "},
 		{[]string{"--prometheus=localhost:9090"}, cli.ExitUsage, "", `error: --prometheus "localhost:9090": expected http://host:port or https://host:port`},
 		{[]string{"--prometheus=" + url, "--prometheus-since=1s"}, cli.ExitUsage, "", "error: --prometheus-since 1s: expected at least 1m"},
@@ -152,9 +153,8 @@ func TestPrometheusErrors(t *testing.T) {
 
 // TestFamilies checks that podgauge exports the queried families.
 func TestFamilies(t *testing.T) {
-	source := testfile.Read(t, "prometheus.go")
 	page := testfile.Read(t, "../../../docs/reference/metrics.md")
-	families := regexp.MustCompile(`nvidia_gpu_\w+`).FindAllString(source, -1)
+	families := regexp.MustCompile(`nvidia_gpu_\w+`).FindAllString(testfile.Read(t, "prometheus.go"), -1)
 	if len(families) < 4 {
 		t.Errorf("queried families: got %q", families)
 	}
