@@ -202,7 +202,7 @@ endef
 
 ## fleet: rules and dashboards with 500 nodes in a real Prometheus, for 20 minutes; needs 6 GB of memory and a quiet machine
 define suite-fleet
-$(call install,prometheus,prometheus)
+$(call install,prometheus promtool,prometheus)
 PODGAUGE_FLEET=1 go test -count=1 -timeout 40m -v -run 'TestFleet$$' ./test/observability/dashboards
 endef
 

@@ -133,7 +133,7 @@ func TestHealthChecks(t *testing.T) {
 }
 
 // TestHealthChecksNameTheSubject checks that a row names all alerts and reasons of podgauge with its subject. So a row cannot say "none", or lack
-// an alert, after podgauge got one. Alerts about jobs read many metrics to compare GPUs, so a row names them only where that says more.
+// an alert, after podgauge has one. Alerts about jobs read many metrics to compare GPUs, so they are optional in a row.
 func TestHealthChecksNameTheSubject(t *testing.T) {
 	var metrics []string
 	for _, row := range regexp.MustCompile("\\|`((?:nvidia_gpu|podgauge)_\\w+)`").FindAllStringSubmatch(testfile.Read(t, "../../docs/reference/metrics.md"), -1) {
